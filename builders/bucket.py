@@ -1,0 +1,112 @@
+"""The buckets a deployment really serves: length, lane, largest batch, batch steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from builders.errors import SettingsError
+from builders.settings import DeploySettings
+
+LaneName = Literal["short", "long"]
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """One bucket model.
+
+    Attributes:
+        length: tokens a text is padded to.
+        index: place among the served buckets; also the number of its optimisation profile.
+        lane: the lane it belongs to.
+        batch: largest batch, texts.
+        steps: batch sizes that are warmed up (and get a CUDA graph), rising; the last one is `batch`.
+        late: a short bucket whose answers leave when they are done.
+    """
+
+    length: int
+    index: int
+    lane: LaneName
+    batch: int
+    steps: tuple[int, ...]
+    late: bool
+
+    @property
+    def model(self) -> str:
+        """Name of the Triton model."""
+        return f"encoder_{self.length}"
+
+
+@dataclass(frozen=True)
+class BucketPlan:
+    """What is served, what was left out and why."""
+
+    buckets: tuple[Bucket, ...]
+    max_tokens: int
+    left_out: tuple[int, ...]
+    positions: int
+
+    @property
+    def notice(self) -> str | None:
+        """One line about the buckets that were left out, or None."""
+        if not self.left_out:
+            return None
+        names = ", ".join(str(length) for length in self.left_out)
+        return f"buckets left out: {names} (the model has {self.positions} positions and takes {self.max_tokens} tokens)"
+
+    def bucket_of(self, tokens: int) -> Bucket:
+        """The smallest bucket that holds a text of `tokens` tokens.
+
+        Raises:
+            ValueError: longer than the longest bucket.
+        """
+        for bucket in self.buckets:
+            if tokens <= bucket.length:
+                return bucket
+        raise ValueError(f"{tokens} tokens are above the longest bucket, {self.buckets[-1].length}")
+
+
+def plan_buckets(settings: DeploySettings, *, positions: int, max_tokens: int) -> BucketPlan:
+    """Choose the buckets that this model can fill.
+
+    A bucket above the model's positions cannot run, one above the first that holds `max_tokens` would never be used.
+
+    Args:
+        settings: the deployment.
+        positions: positions of the model, tokens.
+        max_tokens: longest text the model takes, tokens.
+
+    Raises:
+        SettingsError: no bucket is within the positions, or the user's own `max_tokens` is above the longest bucket.
+    """
+    usable = [length for length in settings.buckets if length <= positions]
+    if not usable:
+        raise SettingsError(
+            "no bucket is within the model's positions", value=list(settings.buckets),
+            limit=f"at most {positions} tokens", remedy="add a shorter bucket, or set model.tile_positions",
+        )
+    if max_tokens > usable[-1]:
+        if settings.model.max_tokens is not None:
+            raise SettingsError(
+                "model.max_tokens is above the longest usable bucket", value=max_tokens, limit=f"{usable[-1]} tokens",
+                remedy=f"set model.max_tokens to {usable[-1]}, or add a bucket of up to {positions}",
+            )
+        max_tokens = usable[-1]
+    needed = sum(length < max_tokens for length in usable) + 1
+    kept = usable[:needed]
+    return BucketPlan(
+        buckets=tuple(_bucket(settings, index, length) for index, length in enumerate(kept)),
+        max_tokens=max_tokens,
+        left_out=tuple(length for length in settings.buckets if length not in kept),
+        positions=positions,
+    )
+
+
+def _bucket(settings: DeploySettings, index: int, length: int) -> Bucket:
+    short = settings.lanes.short
+    name: LaneName = "short" if length <= short.up_to else "long"
+    wanted = short.batch if name == "short" else settings.lanes.long.batch
+    batch = min(wanted, settings.engine.max_batch, settings.engine.max_batch_tokens // length)
+    steps = tuple(step for step in settings.engine.batch_steps if step < batch) + (batch,)
+    late = name == "short" and short.late_from is not None and length >= short.late_from
+    return Bucket(length=length, index=index, lane=name, batch=batch, steps=steps, late=late)

@@ -1,0 +1,43 @@
+"""Errors of the builders: what happened, the value, the limit, what to do."""
+
+from __future__ import annotations
+
+
+class BuilderError(Exception):
+    """A user's mistake or an environment that cannot do the work; printed without a traceback.
+
+    Args:
+        what: what is wrong, one clause.
+        value: the offending value, shown as given (None when there is none).
+        limit: the bound or the form that was expected.
+        remedy: what to do about it, an imperative clause.
+    """
+
+    def __init__(self, what: str, *, value: object = None, limit: str | None = None, remedy: str | None = None):
+        self.what, self.value, self.limit, self.remedy = what, value, limit, remedy
+        parts = [what if value is None else f"{what}: {value!r}"]
+        if limit:
+            parts.append(f"limit: {limit}")
+        if remedy:
+            parts.append(f"to do: {remedy}")
+        super().__init__("; ".join(parts))
+
+
+class SettingsError(BuilderError):
+    """deploy.yaml (or a file that extends it) cannot be used. One line per problem."""
+
+
+class SourceError(BuilderError):
+    """The model cannot be found or read, or is of a kind this project does not serve."""
+
+
+class ExportError(BuilderError):
+    """The model could not be turned into an ONNX graph with the lanes' contract."""
+
+
+class PublishError(BuilderError):
+    """A version could not be written; the repository is as it was."""
+
+
+class ServerError(BuilderError):
+    """tritonserver cannot be started, or did not become ready."""

@@ -1,0 +1,108 @@
+"""A version of the model repository: complete, or not there.
+
+Version N is a set, `encode/N` and `encoder_<bucket>/N` for every bucket. It is put together in a staging folder on
+the same file system and moved into place folder by folder, `encode/N` last: until then nothing names version N.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import builders.serving
+from builders.bucket import BucketPlan
+from builders.errors import PublishError
+from builders.render import ENTRY
+
+SERVING = Path(builders.serving.__file__).parent
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class VersionParts:
+    """What a version is made of: the tokeniser, the engine's file and what the manifest says about them."""
+
+    tokenizer: Path
+    onnx: Path
+    manifest: dict[str, Any]
+
+
+def read_manifest(repository: Path, version: int) -> dict[str, Any] | None:
+    """The manifest of a published version, or None where there is no such version."""
+    try:
+        manifest: dict[str, Any] = json.loads((repository / ENTRY / str(version) / MANIFEST).read_text("utf-8"))
+    except (FileNotFoundError, json.JSONDecodeError):
+        return None
+    return manifest
+
+
+def publish_version(repository: Path, version: int, plan: BucketPlan, parts: VersionParts) -> None:
+    """Write version `version`; one that is there already is replaced.
+
+    Args:
+        repository: the model repository.
+        version: number of the version.
+        plan: the buckets, one lane folder each.
+        parts: what goes in. The engine's file is hard-linked into every lane where the file system can.
+
+    Raises:
+        PublishError: a folder could not be written. The version is then absent, or as it was.
+    """
+    repository.mkdir(parents=True, exist_ok=True)
+    try:
+        with tempfile.TemporaryDirectory(prefix=".staging-", dir=repository) as staging:
+            folders = _stage(Path(staging), version, plan, parts)
+            _retire(repository, version, Path(staging) / "retired")
+            for name in folders:
+                target = repository / name / str(version)
+                target.parent.mkdir(exist_ok=True)
+                os.replace(Path(staging) / name / str(version), target)
+    except OSError as error:
+        raise PublishError(
+            f"version {version} could not be published into {repository}", value=str(error),
+            remedy="free some space or correct the permissions, then build again",
+        ) from error
+
+
+def _stage(staging: Path, version: int, plan: BucketPlan, parts: VersionParts) -> list[str]:
+    """Write every folder of the version below `staging`; the order is the order of publishing."""
+    for bucket in plan.buckets:
+        folder = _code(staging, "lane", bucket.model, version)
+        _link(parts.onnx, folder / "model.onnx")
+    folder = _code(staging, "entry", ENTRY, version)
+    shutil.copyfile(parts.tokenizer, folder / "tokenizer.json")
+    (folder / MANIFEST).write_text(json.dumps(parts.manifest, indent=2) + "\n", encoding="utf-8")
+    return [*(bucket.model for bucket in plan.buckets), ENTRY]
+
+
+def _code(staging: Path, kind: str, model: str, version: int) -> Path:
+    """The version folder of a model with its model.py and the package beside it."""
+    folder = staging / model / str(version)
+    package = folder / kind
+    package.mkdir(parents=True)
+    for file in sorted((SERVING / kind).glob("*.py")):
+        shutil.copyfile(file, (folder if file.name == "model.py" else package) / file.name)
+    return folder
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        # Another file system, or one without hard links.
+        shutil.copyfile(source, target)
+
+
+def _retire(repository: Path, version: int, retired: Path) -> None:
+    """Move a version that is there out of the way, the entry first: from then on nothing names it."""
+    names = [ENTRY, *sorted(path.name for path in repository.glob("encoder_*"))]
+    for name in names:
+        folder = repository / name / str(version)
+        if folder.exists():
+            retired.mkdir(exist_ok=True)
+            os.replace(folder, retired / name)

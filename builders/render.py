@@ -1,0 +1,187 @@
+"""config.pbtxt of every model, written through Triton's own proto, never as strings put together.
+
+Field meanings: model_config.proto of triton-inference-server/common. What is odd here is odd because of
+docs/queue.md: the queue policy sits on the entry alone, the lanes carry none.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2 as proto
+
+from builders.bucket import Bucket, BucketPlan, plan_buckets
+from builders.settings import DeploySettings, LevelSettings
+from builders.source import EncoderSource
+
+ENTRY = "encode"
+HEADER = "# Rendered from the deployment's settings; `make render` overwrites it.\n"
+INTERACTIVE, BACKGROUND = 1, 2
+
+_STREAM_PRIORITY = {
+    "max": proto.ModelOptimizationPolicy.PRIORITY_MAX,
+    "min": proto.ModelOptimizationPolicy.PRIORITY_MIN,
+    "default": proto.ModelOptimizationPolicy.PRIORITY_DEFAULT,
+}
+
+
+def render_configs(settings: DeploySettings, source: EncoderSource, versions: tuple[int, ...] = (1,)) -> dict[str, str]:
+    """The text of every config.pbtxt.
+
+    Args:
+        settings: the deployment.
+        source: the model, for its output size and its limits.
+        versions: the versions that are served.
+
+    Returns:
+        Model name to text, the lanes in rising length, then the entry.
+    """
+    plan = bucket_plan(settings, source)
+    configs = [_lane_config(settings, source, bucket) for bucket in plan.buckets]
+    configs.append(_entry_config(settings, source, plan))
+    for config in configs:
+        config.version_policy.specific.versions.extend(versions)
+    return {config.name: HEADER + text_format.MessageToString(config) for config in configs}
+
+
+def bucket_plan(settings: DeploySettings, source: EncoderSource) -> BucketPlan:
+    """The buckets of this deployment with this model."""
+    return plan_buckets(settings, positions=source.positions, max_tokens=source.max_tokens)
+
+
+def write_configs(repository: Path, configs: dict[str, str]) -> list[Path]:
+    """Write what differs, remove configurations of buckets that are gone; an unchanged file is not touched.
+
+    Triton compares modification times, so an untouched file keeps a later `load` from reloading the model.
+
+    Returns:
+        The files that were written or removed.
+    """
+    changed = []
+    for name, text in configs.items():
+        path = repository / name / "config.pbtxt"
+        if path.exists() and path.read_text(encoding="utf-8") == text:
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_name(".config.pbtxt.new")
+        draft.write_text(text, encoding="utf-8")
+        os.replace(draft, path)
+        changed.append(path)
+    for path in _stale(repository, set(configs)):
+        path.unlink()
+        changed.append(path)
+    return changed
+
+
+def _stale(repository: Path, names: set[str]) -> Iterator[Path]:
+    for path in repository.glob("encoder_*/config.pbtxt"):
+        if path.parent.name not in names:
+            yield path
+
+
+def _entry_config(settings: DeploySettings, source: EncoderSource, plan: BucketPlan) -> Any:
+    entry = settings.entry
+    config = proto.ModelConfig(name=ENTRY, backend="python", max_batch_size=entry.batch)
+    config.input.add(name="TEXT", data_type=proto.TYPE_STRING, dims=[1])
+    config.output.add(name="EMBEDDING", data_type=proto.TYPE_FP32, dims=[source.dim])
+    config.output.add(name="TOKENS", data_type=proto.TYPE_INT32, dims=[1])
+    config.output.add(name="CUT", data_type=proto.TYPE_INT32, dims=[1])
+    config.instance_group.add(count=entry.processes, kind=proto.ModelInstanceGroup.KIND_CPU)
+    batching = config.dynamic_batching
+    batching.max_queue_delay_microseconds = round(entry.window_ms * 1000)
+    batching.priority_levels = BACKGROUND
+    batching.default_priority_level = BACKGROUND
+    # An entry per level: a level without one falls back to no timeout and no bound.
+    for level, policy in ((INTERACTIVE, entry.interactive), (BACKGROUND, entry.background)):
+        batching.priority_queue_policy[level].CopyFrom(_queue_policy(policy))
+    batching.default_queue_policy.CopyFrom(_queue_policy(entry.background))
+    parameters = {
+        "max_tokens": plan.max_tokens,
+        "max_text_bytes": entry.max_text_bytes,
+        "tokenizer_threads": entry.tokenizer_threads,
+        "wake_after_ms": entry.wake_after_ms,
+        "pad_id": source.pad_id,
+        "output": "EMBEDDING",
+        "dim": source.dim,
+        "late_bound": settings.lanes.short.late_bound,
+        "long_workers": settings.lanes.long.workers,
+        "long_bound": settings.lanes.long.bound,
+        "buckets": [
+            {"length": b.length, "model": b.model, "batch": b.batch, "answer": _answer(b)} for b in plan.buckets
+        ],
+    }
+    config.parameters["entry"].string_value = json.dumps(parameters)
+    return config
+
+
+def _answer(bucket: Bucket) -> str:
+    """When the texts of a bucket are answered: with the batch, when they are done, or by the long lane's worker."""
+    if bucket.lane == "long":
+        return "long"
+    return "late" if bucket.late else "together"
+
+
+def _queue_policy(level: LevelSettings) -> Any:
+    return proto.ModelQueuePolicy(
+        timeout_action=proto.ModelQueuePolicy.REJECT,
+        default_timeout_microseconds=round(level.timeout_ms * 1000),
+        allow_timeout_override=True,
+        max_queue_size=level.queue_size,
+    )
+
+
+def _lane_config(settings: DeploySettings, source: EncoderSource, bucket: Bucket) -> Any:
+    lane = settings.lanes.short if bucket.lane == "short" else settings.lanes.long
+    config = proto.ModelConfig(name=bucket.model, max_batch_size=bucket.batch)
+    config.input.add(name="input_ids", data_type=proto.TYPE_INT32, dims=[bucket.length])
+    config.input.add(name="length", data_type=proto.TYPE_INT32, dims=[1])
+    config.output.add(name="EMBEDDING", data_type=proto.TYPE_FP32, dims=[source.dim])
+    # No priorities, timeouts or queue size here: any of them turns Triton's pre-fetching off (docs/queue.md).
+    config.dynamic_batching.SetInParent()
+    config.dynamic_batching.max_queue_delay_microseconds = round(lane.window_ms * 1000)
+    if settings.engine.kind == "tensorrt":
+        _native_engine(config, settings, bucket, lane.stream_priority)
+    else:
+        _python_engine(config, bucket, threads=lane.threads, nice=lane.nice)
+    return config
+
+
+def _python_engine(config: Any, bucket: Bucket, *, threads: int, nice: int) -> None:
+    config.backend = "python"
+    config.instance_group.add(count=1, kind=proto.ModelInstanceGroup.KIND_CPU)
+    parameters = {"engine": "onnxruntime", "file": "model.onnx", "length": bucket.length, "output": "EMBEDDING",
+                  "steps": bucket.steps, "threads": threads, "nice": nice}
+    config.parameters["lane"].string_value = json.dumps(parameters)
+
+
+def _native_engine(config: Any, settings: DeploySettings, bucket: Bucket, stream_priority: str) -> None:
+    """Triton's TensorRT backend: this bucket's profile, a CUDA graph and a warm-up per batch step."""
+    config.backend = "tensorrt"
+    config.default_model_filename = "model.plan"
+    # Without `profile` the backend takes profile 0 alone.
+    config.instance_group.add(
+        count=1, kind=proto.ModelInstanceGroup.KIND_GPU, gpus=settings.engine.gpus, profile=[str(bucket.index)]
+    )
+    optimization = config.optimization
+    optimization.priority = _STREAM_PRIORITY[stream_priority]
+    # output_copy_stream stays off: together with graphs it gave wrong answers (docs/queue.md, "TensorRT").
+    optimization.cuda.graphs = True
+    for below, step in pairwise((0, *bucket.steps)):
+        spec = optimization.cuda.graph_spec.add(batch_size=step)
+        spec.graph_lower_bound.batch_size = below + 1
+        # The bound is on the batch alone: a longer text in the graph of a shorter one gives wrong answers.
+        for shapes in (spec.input, spec.graph_lower_bound.input):
+            shapes["input_ids"].dim.append(bucket.length)
+            shapes["length"].dim.append(1)
+    for step in bucket.steps:
+        warm = config.model_warmup.add(name=f"batch_{step}", batch_size=step, count=1)
+        for name, dims in (("input_ids", [bucket.length]), ("length", [1])):
+            warm.inputs[name].CopyFrom(
+                proto.ModelWarmup.Input(data_type=proto.TYPE_INT32, dims=dims, zero_data=True)
+            )

@@ -1,0 +1,94 @@
+"""Texts of one bucket: from rows to the lane's tensors and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .config import BucketRoute
+from .errors import Refusal
+from .ticket import Ticket
+
+
+@dataclass(frozen=True)
+class Row:
+    """One text of one request."""
+
+    ticket: Ticket
+    index: int
+
+    @property
+    def ids(self) -> NDArray[np.int32]:
+        """INT32 [length]."""
+        return self.ticket.tokens[self.index].ids
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rows that go to a bucket model in one call; at most `route.batch` of them."""
+
+    route: BucketRoute
+    rows: tuple[Row, ...]
+
+    def tensors(self, pad_id: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """The lane's inputs.
+
+        Returns:
+            input_ids INT32 [b, L] padded with `pad_id`, length INT32 [b, 1].
+        """
+        ids = np.full((len(self.rows), self.route.length), pad_id, dtype=np.int32)
+        length = np.empty((len(self.rows), 1), dtype=np.int32)
+        for position, row in enumerate(self.rows):
+            ids[position, : row.ids.size] = row.ids
+            length[position, 0] = row.ids.size
+        return ids, length
+
+    def without_given_up(self) -> Group:
+        """The rows whose requests still want an answer; the others are settled."""
+        wanted = tuple(row for row in self.rows if not row.ticket.given_up)
+        if len(wanted) == len(self.rows):
+            return self
+        self._settle(row for row in self.rows if row not in wanted)
+        return Group(self.route, wanted)
+
+    def deliver(self, vectors: NDArray[np.float32]) -> None:
+        """Hand each row its vector, FP32 [b, dim] in the order of the rows."""
+        for position, row in enumerate(self.rows):
+            row.ticket.vectors[row.index] = vectors[position]
+        self._settle(self.rows)
+
+    def fail(self, refusal: Refusal) -> None:
+        """Refuse every request that has a row here."""
+        for row in self.rows:
+            row.ticket.refuse(refusal)
+        self._settle(self.rows)
+
+    def _settle(self, rows: Iterable[Row]) -> None:
+        for row in rows:
+            row.ticket.settle(1)
+
+
+def rows_by_bucket(tickets: Iterable[Ticket], buckets: tuple[BucketRoute, ...]) -> dict[BucketRoute, list[Row]]:
+    """Sort every text into the smallest bucket that holds it; only buckets with texts appear, in rising length."""
+    lengths = np.array([bucket.length for bucket in buckets])
+    rows = [Row(ticket, index) for ticket in tickets for index in range(len(ticket.tokens))]
+    places = np.searchsorted(lengths, [row.ids.size for row in rows])
+    result: dict[int, list[Row]] = {}
+    for row, place in zip(rows, places.tolist(), strict=True):
+        result.setdefault(place, []).append(row)
+    return {buckets[place]: result[place] for place in sorted(result)}
+
+
+def groups_of(route: BucketRoute, rows: list[Row]) -> Iterator[Group]:
+    """Cut the rows of a bucket into the fewest calls the lane takes, about equally full, texts of like length together.
+
+    Equal shares keep two engines busy for the same time; like lengths let the CPU engine trim its padding.
+    """
+    ordered = sorted(rows, key=lambda row: row.ids.size)
+    calls = -(-len(ordered) // route.batch)
+    edges = [len(ordered) * call // calls for call in range(calls + 1)]
+    for begin, end in zip(edges, edges[1:], strict=False):
+        yield Group(route, tuple(ordered[begin:end]))

@@ -1,0 +1,168 @@
+"""Triton's side of the entry: a thin adapter between `pb_utils` and the modules of `entry`.
+
+Non-decoupled: `execute` returns a list with one response or None per request; a None is answered later through the
+request's own response sender. Sources: python_backend's README, "BLS" and "Request Rescheduling"; measured on 2.51.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+from entry.config import BucketRoute, EntryConfig
+from entry.dispatch import Dispatcher
+from entry.errors import LaneError, Refusal
+from entry.request import Question, read_question
+from entry.ticket import Ticket
+from entry.tokenise import Tokeniser, Tokens
+from entry.wakeup import WakeUp
+
+#: Names in pb_utils.TritonError, which the stub only fills in after this module is imported.
+CODES = {
+    "invalid": "INVALID_ARG",
+    "overloaded": "UNAVAILABLE",
+    "cancelled": "CANCELLED",
+    "failed": "INTERNAL",
+}
+
+
+class TritonPythonModel:
+    """The model `encode`; contract in docs/architecture.md."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Load the tokeniser, start the threads. BLS calls are not possible here yet."""
+        if int(np.__version__.split(".")[0]) >= 2:
+            raise RuntimeError(
+                f"numpy {np.__version__} is installed where Triton's Python stub runs; limit: below 2, with which "
+                "tensors arrive intact; to do: pip install 'numpy<2'"
+            )
+        self._name, self._version = args["model_name"], int(args["model_version"])
+        self._config = EntryConfig.from_model_config(args["model_config"])
+        folder = Path(args["model_repository"]) / args["model_version"]
+        self._tokenise = Tokeniser(
+            folder / "tokenizer.json", self._config.max_tokens, self._config.tokenizer_threads
+        )
+        self._tokenise(["warm up"])
+        self._dispatcher = Dispatcher(self._config, self._call_lane)
+        self._wakeups = pb_utils.MetricFamily(
+            name="encoder_lanes_wakeups_total",
+            description="Wake-ups sent to the entry's own queue; Triton counts each as a request rejected",
+            kind=pb_utils.MetricFamily.COUNTER,
+        )
+        self._wakeup_count = self._wakeups.Metric(labels={"model": self._name, "version": str(self._version)})
+        self._wakeup: WakeUp | None = None
+        if self._config.wake_after_ms > 0:
+            self._wakeup = WakeUp(self._wake_queue, self._config.wake_after_ms / 1000, self._log_wakeup_error)
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        """Answer a dynamic batch: a response or None (answered later) per request, in order."""
+        if self._wakeup:
+            self._wakeup.busy()
+        try:
+            questions = [self._read(request) for request in requests]
+            tickets = self._tickets(requests, questions)
+            routed = self._dispatcher.route(ticket for ticket in tickets if ticket.refusal is None)
+            for request, ticket in zip(requests, tickets, strict=True):
+                if ticket.late:
+                    ticket.send = self._late_sender(request)
+            late = [ticket.late for ticket in tickets]
+            self._dispatcher.run(routed)
+            return [
+                None if later else self._response(ticket) for later, ticket in zip(late, tickets, strict=True)
+            ]
+        finally:
+            if self._wakeup:
+                self._wakeup.quiet()
+
+    def finalize(self) -> None:
+        """End the threads; Triton has no request of ours in flight any more."""
+        if self._wakeup:
+            self._wakeup.close()
+        self._dispatcher.close()
+
+    def _read(self, request: Any) -> Question | Refusal:
+        texts = pb_utils.get_input_tensor_by_name(request, "TEXT").as_numpy().reshape(-1)
+        return read_question(texts.tolist(), request.parameters(), self._config.max_text_bytes)
+
+    def _tickets(self, requests: list[Any], questions: list[Question | Refusal]) -> list[Ticket]:
+        """Tokenise the texts of all requests at once and hand them back to their requests."""
+        asked = [question for question in questions if isinstance(question, Question)]
+        tokens = iter(self._tokenise([text for question in asked for text in question.texts]))
+        tickets = []
+        for request, question in zip(requests, questions, strict=True):
+            own = [] if isinstance(question, Refusal) else [next(tokens) for _ in question.texts]
+            ticket = Ticket(own, self._config.dim, request.is_cancelled)
+            refusal = question if isinstance(question, Refusal) else self._too_long(question, own)
+            if refusal is not None:
+                ticket.refuse(refusal)
+            tickets.append(ticket)
+        return tickets
+
+    def _too_long(self, question: Question, tokens: list[Tokens]) -> Refusal | None:
+        if question.truncate == "end":
+            return None
+        for index, text in enumerate(tokens):
+            if text.cut:
+                return Refusal(
+                    "invalid",
+                    f"text {index} has {text.ids.size + text.cut} tokens; limit: {self._config.max_tokens}; "
+                    "shorten it, or send truncate='end' to have its end cut",
+                )
+        return None
+
+    def _call_lane(self, route: BucketRoute, ids: Any, length: Any) -> Any:
+        """One BLS call, pinned to this version; FP32 [b, dim]."""
+        response = pb_utils.InferenceRequest(
+            model_name=route.model,
+            model_version=self._version,
+            requested_output_names=[self._config.output],
+            inputs=[pb_utils.Tensor("input_ids", ids), pb_utils.Tensor("length", length)],
+            # A GPU model's answer would stay in GPU memory, where numpy cannot read it.
+            preferred_memory=pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_CPU, 0),
+        ).exec()
+        if response.has_error():
+            message = response.error().message()
+            gone = "not ready" in message or "unknown model" in message or "unloaded" in message
+            raise LaneError("overloaded" if gone else "failed", f"{route.model}: {message}")
+        output = pb_utils.get_output_tensor_by_name(response, self._config.output)
+        return np.array(output.as_numpy(), dtype=np.float32)
+
+    def _late_sender(self, request: Any) -> Any:
+        sender = request.get_response_sender()
+
+        def send(ticket: Ticket) -> None:
+            sender.send(self._response(ticket), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+        return send
+
+    def _response(self, ticket: Ticket) -> Any:
+        if ticket.refusal is not None:
+            code = getattr(pb_utils.TritonError, CODES[ticket.refusal.kind])
+            error = pb_utils.TritonError(ticket.refusal.message, code)
+            return pb_utils.InferenceResponse(output_tensors=[], error=error)
+        used = np.array([[text.ids.size] for text in ticket.tokens], dtype=np.int32)
+        cut = np.array([[text.cut] for text in ticket.tokens], dtype=np.int32)
+        return pb_utils.InferenceResponse(
+            output_tensors=[
+                pb_utils.Tensor(self._config.output, ticket.vectors),
+                pb_utils.Tensor("TOKENS", used),
+                pb_utils.Tensor("CUT", cut),
+            ]
+        )
+
+    def _wake_queue(self) -> None:
+        """A request that has expired before any instance can take it: it wakes the batcher and is rejected."""
+        self._wakeup_count.increment(1)
+        pb_utils.InferenceRequest(
+            model_name=self._name,
+            model_version=self._version,
+            requested_output_names=[self._config.output],
+            inputs=[pb_utils.Tensor("TEXT", np.array([[b""]], dtype=np.object_))],
+            timeout=1,
+        ).exec()
+
+    def _log_wakeup_error(self, error: Exception) -> None:
+        pb_utils.Logger.log_warn(f"the wake-up of {self._name} failed: {json.dumps(str(error))}")

@@ -1,0 +1,1 @@
+"""The lane model `encoder_<bucket>`: a thin adapter around an `Engine`."""

@@ -1,0 +1,26 @@
+"""deploy.yaml as one typed, frozen settings tree: the single place of every default."""
+
+from builders.settings.deploy import DeploySettings, load_settings
+from builders.settings.sections import (
+    EngineSettings,
+    EntrySettings,
+    LanesSettings,
+    LevelSettings,
+    LongLaneSettings,
+    ModelSettings,
+    ObjectiveSettings,
+    ShortLaneSettings,
+)
+
+__all__ = [
+    "DeploySettings",
+    "EngineSettings",
+    "EntrySettings",
+    "LanesSettings",
+    "LevelSettings",
+    "LongLaneSettings",
+    "ModelSettings",
+    "ObjectiveSettings",
+    "ShortLaneSettings",
+    "load_settings",
+]

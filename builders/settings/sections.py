@@ -1,0 +1,143 @@
+"""One settings class per concern. A field's docstring is its documentation, its help and its error's remedy."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Tokens = Annotated[int, Field(ge=1, le=65536)]
+Milliseconds = Annotated[float, Field(ge=0, le=600_000)]
+Count = Annotated[int, Field(ge=1, le=1_000_000)]
+
+
+class Section(BaseModel):
+    """Base of all sections: frozen, unknown keys refused, field docstrings kept as descriptions."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, strict=False)
+
+
+class ModelSettings(Section):
+    """The encoder to serve."""
+
+    source: str = Field(min_length=1)
+    """Where the model is: a folder, or `package:NAME/PATH` for a folder inside an installed Python package."""
+    task: Literal["embedding"] = "embedding"
+    """What the model answers: `embedding` gives EMBEDDING FP32 [n, dim]."""
+    pooling: Literal["auto", "mean", "cls"] = "auto"
+    """How token vectors become one vector; `auto` reads modules.json and 1_Pooling/config.json of the model."""
+    normalize: bool | None = None
+    """Scale each vector to length 1; left out, modules.json of the model decides."""
+    max_tokens: Tokens | None = None
+    """Longest text in tokens, special tokens included; left out, the model's sentence_bert_config.json decides."""
+    tile_positions: Tokens | None = None
+    """Tile a learned position table to this many rows (a whole multiple), for a model whose own table is shorter."""
+
+
+class ShortLaneSettings(Section):
+    """The lane of short texts: answered before anything long."""
+
+    up_to: Tokens = 512
+    """Longest bucket of this lane, tokens."""
+    batch: Count = 32
+    """Largest batch of one bucket model, texts; a bucket also keeps to engine.max_batch_tokens."""
+    window_ms: Milliseconds = 0.0
+    """How long a bucket model waits for more texts, milliseconds."""
+    late_from: Tokens | None = None
+    """Buckets from this one on are answered when they are done instead of together with the batch; none by default."""
+    late_bound: Annotated[int, Field(ge=1, le=64)] = 2
+    """Batches with late groups that one entry process lets run beside the next batch; beyond it the process waits."""
+    threads: Annotated[int, Field(ge=1, le=256)] = 1
+    """Threads of a bucket model's engine (CPU engine only)."""
+    nice: Annotated[int, Field(ge=0, le=19)] = 0
+    """Niceness of the bucket models' processes (CPU engine only)."""
+    stream_priority: Literal["max", "default", "min"] = "max"
+    """CUDA stream priority of the bucket models (native TensorRT backend only)."""
+
+
+class LongLaneSettings(Section):
+    """The lane of long texts: larger batches in tokens, never in the way of a short text."""
+
+    above: Tokens = 512
+    """Buckets longer than this belong to the long lane, tokens."""
+    batch: Count = 32
+    """Largest batch of one bucket model, texts; a bucket also keeps to engine.max_batch_tokens."""
+    window_ms: Milliseconds = 20.0
+    """How long a bucket model waits for more texts, milliseconds."""
+    workers: Annotated[int, Field(ge=1, le=64)] = 1
+    """Threads of one entry process that carry long groups to the lane."""
+    bound: Count = 64
+    """Long texts one entry process holds, waiting or running; one more request fails at once with UNAVAILABLE."""
+    threads: Annotated[int, Field(ge=1, le=256)] = 1
+    """Threads of a bucket model's engine (CPU engine only)."""
+    nice: Annotated[int, Field(ge=0, le=19)] = 0
+    """Niceness of the bucket models' processes (CPU engine only)."""
+    stream_priority: Literal["max", "default", "min"] = "min"
+    """CUDA stream priority of the bucket models (native TensorRT backend only)."""
+
+
+class LanesSettings(Section):
+    """The two lanes; together they cover every bucket once."""
+
+    short: ShortLaneSettings = ShortLaneSettings()
+    """Short lane."""
+    long: LongLaneSettings = LongLaneSettings()
+    """Long lane."""
+
+
+class LevelSettings(Section):
+    """Queue policy of one priority level of the entry."""
+
+    timeout_ms: Annotated[float, Field(ge=1, le=3_600_000)]
+    """A request that waits longer in the queue is rejected, milliseconds; a client's own `timeout` can only shorten it."""
+    queue_size: Count
+    """Requests of this level that may wait; one more is refused at once with UNAVAILABLE."""
+
+
+class EntrySettings(Section):
+    """The entry model `encode`: queue, tokenisation, routing."""
+
+    processes: Annotated[int, Field(ge=1, le=64)] = 8
+    """Tokenising processes; each holds one batch at a time."""
+    batch: Annotated[int, Field(ge=1, le=1024)] = 32
+    """Largest dynamic batch, and the most texts of one request."""
+    window_ms: Milliseconds = 10.0
+    """How long the dynamic batcher waits for a full batch, milliseconds."""
+    interactive: LevelSettings = LevelSettings(timeout_ms=200, queue_size=1024)
+    """Priority 1."""
+    background: LevelSettings = LevelSettings(timeout_ms=5000, queue_size=8192)
+    """Priority 2, and every request that names none."""
+    max_text_bytes: Annotated[int, Field(ge=1, le=16 * 1024 * 1024)] = 65_536
+    """Longest text accepted, bytes of UTF-8; a longer one is refused before it is tokenised."""
+    tokenizer_threads: Annotated[int, Field(ge=1, le=256)] = 1
+    """Threads of the tokeniser in each process."""
+    wake_after_ms: Annotated[float, Field(ge=0, le=1000)] = 2.0
+    """Quiet time after real work until the queue is woken, milliseconds; 0 turns the wake-up off (see docs/queue.md)."""
+
+
+class EngineSettings(Section):
+    """What runs the bucket models."""
+
+    kind: Literal["tensorrt", "onnxruntime"] = "tensorrt"
+    """`tensorrt`: Triton's native backend on a plan (GPU); `onnxruntime`: the Python backend on the CPU."""
+    precision: Literal["fp16", "fp32"] = "fp16"
+    """Arithmetic of the plan; the CPU engine computes in fp32."""
+    max_batch: Annotated[int, Field(ge=1, le=1024)] = 32
+    """Largest batch the engine is built for, texts."""
+    max_batch_tokens: Annotated[int, Field(ge=1, le=16_777_216)] = 16_384
+    """Largest batch the engine is built for, tokens: a bucket of L tokens takes min(max_batch, max_batch_tokens / L)."""
+    batch_steps: tuple[Count, ...] = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32)
+    """Batch sizes that get a CUDA graph and a warm-up run; a bucket keeps those up to its own largest batch."""
+    gpus: tuple[Annotated[int, Field(ge=0, le=63)], ...] = (0,)
+    """GPU numbers of the bucket models (`tensorrt` only)."""
+
+
+class ObjectiveSettings(Section):
+    """The stop line: bench, tune and verify pass or fail against it."""
+
+    p99_ms: Annotated[float, Field(gt=0, le=600_000)] = 400.0
+    """P99 of the latency at the objective's rate, milliseconds."""
+    gpu_utilization: Annotated[float, Field(ge=0, le=1)] | None = 0.70
+    """Least GPU utilisation at maximum load, share of 1; none where there is no GPU."""
+    accuracy_loss: Annotated[float, Field(ge=0, le=1)] = 0.005
+    """Largest loss of the task metric against FP32, share of 1."""
