@@ -52,7 +52,8 @@ class BucketPlan:
         if not self.left_out:
             return None
         names = ", ".join(str(length) for length in self.left_out)
-        return f"buckets left out: {names} (the model has {self.positions} positions and takes {self.max_tokens} tokens)"
+        limits = f"the model has {self.positions} positions and takes {self.max_tokens} tokens"
+        return f"buckets left out: {names} ({limits})"
 
     def bucket_of(self, tokens: int) -> Bucket:
         """The smallest bucket that holds a text of `tokens` tokens.
@@ -82,13 +83,17 @@ def plan_buckets(settings: DeploySettings, *, positions: int, max_tokens: int) -
     usable = [length for length in settings.buckets if length <= positions]
     if not usable:
         raise SettingsError(
-            "no bucket is within the model's positions", value=list(settings.buckets),
-            limit=f"at most {positions} tokens", remedy="add a shorter bucket, or set model.tile_positions",
+            "no bucket is within the model's positions",
+            value=list(settings.buckets),
+            limit=f"at most {positions} tokens",
+            remedy="add a shorter bucket, or set model.tile_positions",
         )
     if max_tokens > usable[-1]:
         if settings.model.max_tokens is not None:
             raise SettingsError(
-                "model.max_tokens is above the longest usable bucket", value=max_tokens, limit=f"{usable[-1]} tokens",
+                "model.max_tokens is above the longest usable bucket",
+                value=max_tokens,
+                limit=f"{usable[-1]} tokens",
                 remedy=f"set model.max_tokens to {usable[-1]}, or add a bucket of up to {positions}",
             )
         max_tokens = usable[-1]
@@ -107,6 +112,6 @@ def _bucket(settings: DeploySettings, index: int, length: int) -> Bucket:
     name: LaneName = "short" if length <= short.up_to else "long"
     wanted = short.batch if name == "short" else settings.lanes.long.batch
     batch = min(wanted, settings.engine.max_batch, settings.engine.max_batch_tokens // length)
-    steps = tuple(step for step in settings.engine.batch_steps if step < batch) + (batch,)
+    steps = (*(step for step in settings.engine.batch_steps if step < batch), batch)
     late = name == "short" and short.late_from is not None and length >= short.late_from
     return Bucket(length=length, index=index, lane=name, batch=batch, steps=steps, late=late)

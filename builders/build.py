@@ -57,8 +57,10 @@ def build(settings: DeploySettings, cache: Path, progress: Progress, version: in
     """
     if settings.engine.kind != "onnxruntime":
         raise BuilderError(
-            "this build makes ONNX Runtime engines only", value=settings.engine.kind, limit="engine.kind: onnxruntime",
-            remedy="use --config deploy.cpu.yaml; plans for a GPU come with the compile step (README, \"Status\")",
+            "this build makes ONNX Runtime engines only",
+            value=settings.engine.kind,
+            limit="engine.kind: onnxruntime",
+            remedy='use --config deploy.cpu.yaml; plans for a GPU come with the compile step (README, "Status")',
         )
     source = open_source(settings.model)
     plan = bucket_plan(settings, source)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -12,6 +12,9 @@ from rich.markup import escape
 
 from builders.errors import BuilderError
 from builders.settings import DeploySettings, load_settings
+
+if TYPE_CHECKING:
+    from builders.build import BuildResult
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="rich", help=__doc__)
 console = Console(stderr=True, highlight=False)
@@ -83,7 +86,7 @@ def settings() -> None:
     sys.stdout.write(settings_table(DeploySettings))
 
 
-def _build(settings: DeploySettings, config: Path, cache: Path | None):  # type: ignore[no-untyped-def]
+def _build(settings: DeploySettings, config: Path, cache: Path | None) -> BuildResult:
     from builders.build import build as run
 
     return run(settings, cache or config.resolve().parent / "build" / "cache", _say)

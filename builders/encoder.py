@@ -53,7 +53,8 @@ class ContractEncoder(torch.nn.Module):
         steps = torch.arange(input_ids.shape[1], dtype=torch.int32, device=input_ids.device)[None]
         real = steps < length
         # A 4-D mask is taken as it is and added to the scores; a 2-D one would be rebuilt with -3.4e38.
-        bias = torch.where(real, 0.0, MASKED)[:, None, None, :]
+        # In the model's own type: an FP32 mask would lift the scores of an FP16 model to FP32.
+        bias = torch.where(real, 0.0, MASKED)[:, None, None, :].to(next(self.model.parameters()).dtype)
         extra: dict[str, torch.Tensor] = {}
         if self.token_types:
             # [1, 1] broadcasts: the lookup folds into one constant row instead of a [b, L, hidden] gather.

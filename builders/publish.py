@@ -64,7 +64,8 @@ def publish_version(repository: Path, version: int, plan: BucketPlan, parts: Ver
                 os.replace(Path(staging) / name / str(version), target)
     except OSError as error:
         raise PublishError(
-            f"version {version} could not be published into {repository}", value=str(error),
+            f"version {version} could not be published into {repository}",
+            value=str(error),
             remedy="free some space or correct the permissions, then build again",
         ) from error
 
@@ -83,7 +84,8 @@ def _stage(staging: Path, version: int, plan: BucketPlan, parts: VersionParts) -
 def _code(staging: Path, kind: str, model: str, version: int) -> Path:
     """The version folder of a model with its model.py and the package beside it."""
     folder = staging / model / str(version)
-    package = folder / kind
+    # site-packages comes before the model's folder on a stub's path: a plain name could be hidden by another package.
+    package = folder / f"lanes_{kind}"
     package.mkdir(parents=True)
     for file in sorted((SERVING / kind).glob("*.py")):
         shutil.copyfile(file, (folder if file.name == "model.py" else package) / file.name)

@@ -155,8 +155,15 @@ def _lane_config(settings: DeploySettings, source: EncoderSource, bucket: Bucket
 def _python_engine(config: Any, bucket: Bucket, *, threads: int, nice: int) -> None:
     config.backend = "python"
     config.instance_group.add(count=1, kind=proto.ModelInstanceGroup.KIND_CPU)
-    parameters = {"engine": "onnxruntime", "file": "model.onnx", "length": bucket.length, "output": "EMBEDDING",
-                  "steps": bucket.steps, "threads": threads, "nice": nice}
+    parameters = {
+        "engine": "onnxruntime",
+        "file": "model.onnx",
+        "length": bucket.length,
+        "output": "EMBEDDING",
+        "steps": bucket.steps,
+        "threads": threads,
+        "nice": nice,
+    }
     config.parameters["lane"].string_value = json.dumps(parameters)
 
 
@@ -182,6 +189,4 @@ def _native_engine(config: Any, settings: DeploySettings, bucket: Bucket, stream
     for step in bucket.steps:
         warm = config.model_warmup.add(name=f"batch_{step}", batch_size=step, count=1)
         for name, dims in (("input_ids", [bucket.length]), ("length", [1])):
-            warm.inputs[name].CopyFrom(
-                proto.ModelWarmup.Input(data_type=proto.TYPE_INT32, dims=dims, zero_data=True)
-            )
+            warm.inputs[name].CopyFrom(proto.ModelWarmup.Input(data_type=proto.TYPE_INT32, dims=dims, zero_data=True))

@@ -54,11 +54,11 @@ class DeploySettings(Section):
     @model_validator(mode="after")
     def _combination_works(self) -> DeploySettings:
         if any(a >= b for a, b in pairwise(self.buckets)):
-            raise _conflict(
-                "buckets", list(self.buckets), "rising, none twice", f"write {sorted(set(self.buckets))}"
-            )
+            raise _conflict("buckets", list(self.buckets), "rising, none twice", f"write {sorted(set(self.buckets))}")
         if any(a >= b for a, b in pairwise(self.engine.batch_steps)) or self.engine.batch_steps[:1] != (1,):
-            raise _conflict("engine.batch_steps", list(self.engine.batch_steps), "rising from 1", "begin with 1 and sort")
+            raise _conflict(
+                "engine.batch_steps", list(self.engine.batch_steps), "rising from 1", "begin with 1 and sort"
+            )
         self._check_lanes()
         self._check_batches()
         return self
@@ -67,18 +67,24 @@ class DeploySettings(Section):
         short, long = self.lanes.short, self.lanes.long
         if long.above < short.up_to:
             raise _conflict(
-                "lanes.long.above", long.above, f"not below lanes.short.up_to = {short.up_to}: the lanes overlap",
+                "lanes.long.above",
+                long.above,
+                f"not below lanes.short.up_to = {short.up_to}: the lanes overlap",
                 f"set lanes.long.above to {short.up_to}",
             )
         orphans = [bucket for bucket in self.buckets if short.up_to < bucket <= long.above]
         if orphans:
             raise _conflict(
-                "buckets", orphans, f"each in a lane: short up to {short.up_to}, long above {long.above}",
+                "buckets",
+                orphans,
+                f"each in a lane: short up to {short.up_to}, long above {long.above}",
                 f"set lanes.long.above to {short.up_to}, or drop those buckets",
             )
         if short.late_from is not None and short.late_from > short.up_to:
             raise _conflict(
-                "lanes.short.late_from", short.late_from, f"at most lanes.short.up_to = {short.up_to}",
+                "lanes.short.late_from",
+                short.late_from,
+                f"at most lanes.short.up_to = {short.up_to}",
                 "name a bucket of the short lane, or leave late_from out",
             )
 
@@ -86,18 +92,22 @@ class DeploySettings(Section):
         for name, lane in (("short", self.lanes.short), ("long", self.lanes.long)):
             if lane.batch > self.engine.max_batch:
                 raise _conflict(
-                    f"lanes.{name}.batch", lane.batch, f"at most engine.max_batch = {self.engine.max_batch}",
+                    f"lanes.{name}.batch",
+                    lane.batch,
+                    f"at most engine.max_batch = {self.engine.max_batch}",
                     "lower the lane's batch, or raise engine.max_batch and build the engines again",
                 )
         if self.engine.max_batch_tokens < self.buckets[-1]:
             raise _conflict(
-                "engine.max_batch_tokens", self.engine.max_batch_tokens,
+                "engine.max_batch_tokens",
+                self.engine.max_batch_tokens,
                 f"at least the longest bucket, {self.buckets[-1]}, so that it takes one text",
                 "raise engine.max_batch_tokens or drop that bucket",
             )
         if self.lanes.long.bound < self.entry.batch and self.buckets[-1] > self.lanes.long.above:
             raise _conflict(
-                "lanes.long.bound", self.lanes.long.bound,
+                "lanes.long.bound",
+                self.lanes.long.bound,
                 f"at least entry.batch = {self.entry.batch}: a full request of long texts could never be taken",
                 f"set lanes.long.bound to {self.entry.batch} or more",
             )
@@ -130,7 +140,9 @@ def _merged(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
     try:
         loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise SettingsError("no such settings file", value=str(path), remedy="name an existing file with --config") from None
+        raise SettingsError(
+            "no such settings file", value=str(path), remedy="name an existing file with --config"
+        ) from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise SettingsError(f"{path} cannot be read as YAML: {error}", remedy="correct the file") from None
     if not isinstance(loaded, dict):
@@ -170,7 +182,8 @@ def _explain(problem: Any) -> str:
         return f"{name}: {problem['input']!r}; limit: known keys are {', '.join(known)}; to do: {hint}"
     if problem["type"] == "missing":
         return f"{name}: missing; limit: required; to do: set it. {_about(section, field)}".rstrip()
-    return f"{name}: {problem['input']!r}; limit: {problem['msg']}; to do: correct it. {_about(section, field)}".rstrip()
+    about = _about(section, field)
+    return f"{name}: {problem['input']!r}; limit: {problem['msg']}; to do: correct it. {about}".rstrip()
 
 
 def _about(section: type[Section], field: str | None) -> str:

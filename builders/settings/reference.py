@@ -46,13 +46,18 @@ def _kind(annotation: Any) -> str:
         return " or ".join("none" if part is type(None) else _kind(part) for part in arguments)
     if origin is tuple:
         return f"list of {_kind(arguments[0])}"
-    return {"int": "integer", "float": "number", "str": "text", "bool": "true/false", "Path": "path"}.get(
-        annotation.__name__, annotation.__name__
-    )
+    name: str = annotation.__name__
+    return {"int": "integer", "float": "number", "str": "text", "bool": "true/false", "Path": "path"}.get(name, name)
 
 
 def _bounds(field: FieldInfo) -> str:
-    low = next((f"{getattr(rule, 'ge', getattr(rule, 'gt', None))}" for rule in field.metadata
-                if getattr(rule, "ge", getattr(rule, "gt", None)) is not None), None)
+    low = next(
+        (
+            f"{getattr(rule, 'ge', getattr(rule, 'gt', None))}"
+            for rule in field.metadata
+            if getattr(rule, "ge", getattr(rule, "gt", None)) is not None
+        ),
+        None,
+    )
     high = next((f"{rule.le}" for rule in field.metadata if getattr(rule, "le", None) is not None), None)
     return f" {low}…{high}" if low and high else ""

@@ -89,7 +89,7 @@ class LevelSettings(Section):
     """Queue policy of one priority level of the entry."""
 
     timeout_ms: Annotated[float, Field(ge=1, le=3_600_000)]
-    """A request that waits longer in the queue is rejected, milliseconds; a client's own `timeout` can only shorten it."""
+    """A request that waits longer in the queue is rejected, ms; a client's own `timeout` can only shorten it."""
     queue_size: Count
     """Requests of this level that may wait; one more is refused at once with UNAVAILABLE."""
 
@@ -112,7 +112,7 @@ class EntrySettings(Section):
     tokenizer_threads: Annotated[int, Field(ge=1, le=256)] = 1
     """Threads of the tokeniser in each process."""
     wake_after_ms: Annotated[float, Field(ge=0, le=1000)] = 2.0
-    """Quiet time after real work until the queue is woken, milliseconds; 0 turns the wake-up off (see docs/queue.md)."""
+    """Quiet time after real work until the queue is woken, milliseconds; 0 turns the wake-up off (docs/queue.md)."""
 
 
 class EngineSettings(Section):
@@ -125,7 +125,7 @@ class EngineSettings(Section):
     max_batch: Annotated[int, Field(ge=1, le=1024)] = 32
     """Largest batch the engine is built for, texts."""
     max_batch_tokens: Annotated[int, Field(ge=1, le=16_777_216)] = 16_384
-    """Largest batch the engine is built for, tokens: a bucket of L tokens takes min(max_batch, max_batch_tokens / L)."""
+    """Largest batch the engine is built for, tokens: a bucket of L takes min(max_batch, max_batch_tokens / L) texts."""
     batch_steps: tuple[Count, ...] = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32)
     """Batch sizes that get a CUDA graph and a warm-up run; a bucket keeps those up to its own largest batch."""
     gpus: tuple[Annotated[int, Field(ge=0, le=63)], ...] = (0,)

@@ -34,6 +34,7 @@ class Dispatcher:
     CALLS = 16
 
     def __init__(self, config: EntryConfig, call: LaneCall):
+        """See the class."""
         self._config = config
         self._call = call
         self._pool = ThreadPoolExecutor(self.CALLS, thread_name_prefix="lane-call")
@@ -54,7 +55,8 @@ class Dispatcher:
     def run(self, routed: list[tuple[BucketRoute, list[Row]]]) -> None:
         """Compute what `route` grouped; returns when every ticket that is not late is settled."""
         self._offer_long([(route, row) for route, rows in routed if route.answer == "long" for row in rows])
-        self._start_late([group for route, rows in routed if route.answer == "late" for group in groups_of(route, rows)])
+        late = [group for route, rows in routed if route.answer == "late" for group in groups_of(route, rows)]
+        self._start_late(late)
         now = [group for route, rows in routed if route.answer == "together" for group in groups_of(route, rows)]
         # The last group needs no thread of its own; it is the longest one, so nothing waits for a hand-over.
         futures = [self._pool.submit(self._run, group) for group in now[:-1]]
@@ -112,7 +114,7 @@ class Dispatcher:
                 )
         except LaneError as error:
             group.fail(Refusal(error.kind, str(error)))
-        except Exception as error:  # noqa: BLE001 - a lost row would leave its client waiting for ever
+        except Exception as error:  # a lost row would leave its client waiting for ever
             group.fail(Refusal("failed", f"{group.route.model}: {type(error).__name__}: {error}"))
         else:
             group.deliver(vectors)

@@ -25,5 +25,6 @@ class LaneError(Exception):
     """A bucket model gave no answer. `overloaded` when it is not loaded, else `failed`."""
 
     def __init__(self, kind: Kind, message: str):
+        """See the class."""
         super().__init__(message)
         self.kind: Kind = kind

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,5 +91,5 @@ def groups_of(route: BucketRoute, rows: list[Row]) -> Iterator[Group]:
     ordered = sorted(rows, key=lambda row: row.ids.size)
     calls = -(-len(ordered) // route.batch)
     edges = [len(ordered) * call // calls for call in range(calls + 1)]
-    for begin, end in zip(edges, edges[1:], strict=False):
+    for begin, end in pairwise(edges):
         yield Group(route, tuple(ordered[begin:end]))

@@ -23,6 +23,7 @@ class LongLane:
     """
 
     def __init__(self, run: Callable[[Group], None], workers: int, bound: int):
+        """See the class."""
         self._run = run
         self._bound = bound
         self._waiting: deque[tuple[BucketRoute, Row]] = deque()

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
-from entry.config import BucketRoute, EntryConfig
-from entry.dispatch import Dispatcher
-from entry.errors import LaneError, Refusal
-from entry.request import Question, read_question
-from entry.ticket import Ticket
-from entry.tokenise import Tokeniser, Tokens
-from entry.wakeup import WakeUp
+from lanes_entry.config import BucketRoute, EntryConfig
+from lanes_entry.dispatch import Dispatcher
+from lanes_entry.errors import LaneError, Refusal
+from lanes_entry.request import Question, read_question
+from lanes_entry.ticket import Ticket
+from lanes_entry.tokenise import Tokeniser, Tokens
+from lanes_entry.wakeup import WakeUp
 
 #: Names in pb_utils.TritonError, which the stub only fills in after this module is imported.
 CODES = {
@@ -42,9 +42,7 @@ class TritonPythonModel:
         self._name, self._version = args["model_name"], int(args["model_version"])
         self._config = EntryConfig.from_model_config(args["model_config"])
         folder = Path(args["model_repository"]) / args["model_version"]
-        self._tokenise = Tokeniser(
-            folder / "tokenizer.json", self._config.max_tokens, self._config.tokenizer_threads
-        )
+        self._tokenise = Tokeniser(folder / "tokenizer.json", self._config.max_tokens, self._config.tokenizer_threads)
         self._tokenise(["warm up"])
         self._dispatcher = Dispatcher(self._config, self._call_lane)
         self._wakeups = pb_utils.MetricFamily(
@@ -70,9 +68,7 @@ class TritonPythonModel:
                     ticket.send = self._late_sender(request)
             late = [ticket.late for ticket in tickets]
             self._dispatcher.run(routed)
-            return [
-                None if later else self._response(ticket) for later, ticket in zip(late, tickets, strict=True)
-            ]
+            return [None if later else self._response(ticket) for later, ticket in zip(late, tickets, strict=True)]
         finally:
             if self._wakeup:
                 self._wakeup.quiet()
@@ -153,16 +149,17 @@ class TritonPythonModel:
             ]
         )
 
-    def _wake_queue(self) -> None:
-        """A request that has expired before any instance can take it: it wakes the batcher and is rejected."""
+    def _wake_queue(self) -> bool:
+        """Send a request that has expired before any instance can take it; True when it was rejected for that."""
         self._wakeup_count.increment(1)
-        pb_utils.InferenceRequest(
+        response = pb_utils.InferenceRequest(
             model_name=self._name,
             model_version=self._version,
             requested_output_names=[self._config.output],
             inputs=[pb_utils.Tensor("TEXT", np.array([[b""]], dtype=np.object_))],
             timeout=1,
         ).exec()
+        return response.has_error() and "timeout expired" in response.error().message()
 
     def _log_wakeup_error(self, error: Exception) -> None:
         pb_utils.Logger.log_warn(f"the wake-up of {self._name} failed: {json.dumps(str(error))}")

@@ -28,6 +28,7 @@ class Ticket:
     """
 
     def __init__(self, tokens: list[Tokens], dim: int, cancelled: Callable[[], bool] = lambda: False):
+        """See the class."""
         self.tokens = tokens
         self.vectors: NDArray[np.float32] = np.empty((len(tokens), dim), dtype=np.float32)
         self.refusal: Refusal | None = None

@@ -38,6 +38,7 @@ class Tokeniser:
     """
 
     def __init__(self, path: Path, max_tokens: int, threads: int = 1):
+        """See the class."""
         os.environ["TOKENIZERS_PARALLELISM"] = "true" if threads > 1 else "false"
         os.environ["RAYON_NUM_THREADS"] = str(threads)
         # Imported here because the library reads both variables when it is first used.

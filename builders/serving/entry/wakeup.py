@@ -3,6 +3,10 @@
 With a queue policy Triton's batcher can sleep up to 500 ms although an instance is idle, until a new request to the
 model arrives (docs/queue.md). So, once an instance has been quiet for a moment after real work, the entry sends
 itself a request that expires at once: it wakes the batcher and is rejected without reaching an instance.
+
+A request only wakes the batcher when an instance already waits for work, and how long an instance needs to get there
+after `execute` returns depends on the machine. So a wake-up that is not rejected soon is followed by another, after
+twice the time, until one is rejected or new work comes.
 """
 
 from __future__ import annotations
@@ -10,22 +14,32 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+
+#: The batcher looks by itself after this long; a later wake-up would be of no use.
+POLL_S = 0.5
+#: Wake-ups of one spell at most: 2, 4, 8 … ms add up to more than `POLL_S` before the tenth.
+ATTEMPTS = 9
 
 
 class WakeUp:
-    """Sends one wake-up per quiet spell after work; costs nothing while idle.
+    """Wakes the queue once per quiet spell after work; costs nothing while idle.
 
     Args:
-        send: sends the wake-up; may raise, the error is handed to `failed` and does not end the thread.
-        quiet_s: seconds without work before it is sent.
+        send: sends a wake-up and returns True when it was rejected as expired, so that the batcher is awake; False
+            when it was refused otherwise. May raise: the error is handed to `failed` and does not end the thread.
+            Called from several threads.
+        quiet_s: seconds without work before the first one is sent.
         failed: told about an error of `send`.
     """
 
-    def __init__(self, send: Callable[[], None], quiet_s: float, failed: Callable[[Exception], None]):
+    def __init__(self, send: Callable[[], bool], quiet_s: float, failed: Callable[[Exception], None]):
         self._send, self._quiet, self._failed = send, quiet_s, failed
         self._due: float | None = None
+        self._spell = 0
         self._closed = False
         self._changed = threading.Condition()
+        self._pool = ThreadPoolExecutor(ATTEMPTS, thread_name_prefix="wake-up")
         self._thread = threading.Thread(target=self._watch, name="wake-up", daemon=True)
         self._thread.start()
 
@@ -33,6 +47,7 @@ class WakeUp:
         """Work has begun: a wake-up that was due is not needed."""
         with self._changed:
             self._due = None
+            self._spell += 1
 
     def quiet(self) -> None:
         """Work has ended."""
@@ -46,6 +61,7 @@ class WakeUp:
             self._closed = True
             self._changed.notify()
         self._thread.join()
+        self._pool.shutdown(wait=True)
 
     def _watch(self) -> None:
         while True:
@@ -55,10 +71,29 @@ class WakeUp:
                 if self._closed:
                     return
                 self._due = None
-            try:
-                self._send()
-            except Exception as error:  # noqa: BLE001 - the queue must still be woken next time
-                self._failed(error)
+                spell = self._spell
+            self._wake(spell)
+
+    def _wake(self, spell: int) -> None:
+        """Send wake-ups until one is rejected as expired, work comes, or the batcher has looked by itself."""
+        sent: set[Future[bool]] = set()
+        interval = self._quiet
+        while interval < POLL_S and not self._closed and self._spell == spell:
+            sent.add(self._pool.submit(self._try))
+            interval *= 2
+            until = time.monotonic() + interval
+            while sent and (left := until - time.monotonic()) > 0:
+                done, sent = wait(sent, timeout=left, return_when=FIRST_COMPLETED)
+                if any(future.result() for future in done):
+                    return
+            time.sleep(max(0.0, until - time.monotonic()))
+
+    def _try(self) -> bool:
+        try:
+            return self._send()
+        except Exception as error:  # noqa: BLE001 - the queue must still be woken next time
+            self._failed(error)
+            return False
 
     def _is_due(self) -> bool:
         return self._due is not None and time.monotonic() >= self._due

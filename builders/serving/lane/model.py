@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
-from lane.config import LaneConfig
-from lane.engine import open_engine, warm_up
+from lanes_lane.config import LaneConfig
+from lanes_lane.engine import open_engine, warm_up
 
 
 class TritonPythonModel:

@@ -19,6 +19,7 @@ class OnnxEngine:
     """
 
     def __init__(self, path: Path, *, output: str, threads: int):
+        """See the class."""
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1

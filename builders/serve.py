@@ -1,0 +1,193 @@
+"""The command `serve`: start a server, say what happens in a form for people, and stop it cleanly."""
+
+from __future__ import annotations
+
+import json
+import queue
+import shlex
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from rich.console import Console
+from rich.text import Text
+
+from builders.errors import ServerError
+from builders.ports import Ports
+from builders.server import ServerEvent, TritonServer
+
+_TICK_S = 0.1
+_STYLES = {"failed": "bold red", "error": "red", "warning": "yellow", "loaded": "green"}
+
+
+def serve(
+    repository: Path,
+    models: Sequence[str],
+    ports: Ports,
+    host: str,
+    *,
+    log_path: Path | None = None,
+    console: Console | None = None,
+) -> int:
+    """Serve `models` of `repository` until Ctrl-C or SIGTERM; must be called in the main thread.
+
+    Prints the start-up model by model, the addresses and a sample request, then the server's warnings and errors.
+    The first signal lets requests in flight finish, a second one kills.
+
+    Args:
+        repository: the model repository.
+        models: what to load; the others of the repository stay unloaded.
+        ports: where to listen.
+        host: the address to listen on.
+        log_path: where the server's whole log goes; a temporary file by default.
+        console: where to print; standard output by default.
+
+    Returns:
+        The command's exit code: 0 after a clean stop, 1 if the server ended by itself or had to be killed.
+
+    Raises:
+        ServerError: the server cannot be started at all (a taken port, no wheel, an unknown model).
+    """
+    screen = _Screen(console or Console(highlight=False))
+    events: queue.SimpleQueue[ServerEvent] = queue.SimpleQueue()
+    server = TritonServer(repository, models, ports=ports, host=host, log_path=log_path, on_event=events.put)
+    with _stop_signals(server) as stop:
+        try:
+            server.start()
+            screen.started(server)
+            ready = False
+            while not stop.requested:
+                for event in _waiting(events):
+                    screen.event(event, starting=not ready)
+                server.raise_if_ended()
+                if not ready and server.is_ready():
+                    ready = True
+                    for event in _waiting(events):
+                        screen.event(event, starting=True)
+                    screen.ready(server)
+                time.sleep(_TICK_S)
+            screen.stopping(server)
+        except ServerError as error:
+            if server.pid is None:
+                raise
+            for event in _waiting(events):
+                screen.event(event, starting=False)
+            screen.failed(error)
+            return 1
+        finally:
+            server.stop()
+        for event in _waiting(events):
+            screen.event(event, starting=False)
+    return screen.stopped(server)
+
+
+@dataclass
+class _Stop:
+    """Whether a signal asked to stop.
+
+    A plain attribute: the handler runs inside whatever the main thread is doing, where taking a lock (of an Event, of
+    the console) that this thread holds would never end.
+    """
+
+    requested: bool = False
+
+
+@contextmanager
+def _stop_signals(server: TritonServer) -> Iterator[_Stop]:
+    """SIGINT and SIGTERM ask to stop; the second of them kills the server. The old handlers come back."""
+    stop = _Stop()
+
+    def on_signal(_number: int, _frame: FrameType | None) -> None:
+        if stop.requested:
+            server.kill(wait=False)
+        stop.requested = True
+
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, on_signal) for number in numbers}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _waiting(events: queue.SimpleQueue[ServerEvent]) -> Iterator[ServerEvent]:
+    while True:
+        try:
+            yield events.get_nowait()
+        except queue.Empty:
+            return
+
+
+class _Screen:
+    """What `serve` prints."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._loading_since: dict[str, float] = {}
+        self._started = time.monotonic()
+
+    def started(self, server: TritonServer) -> None:
+        count = len(server.models)
+        self._started = time.monotonic()
+        self._say(f"tritonserver {server.pid}: {count} model{'s' * (count != 1)} of {server.repository}", "bold")
+        self._say(f"  log      {server.log_path}", "dim")
+
+    def event(self, event: ServerEvent, *, starting: bool) -> None:
+        style = _STYLES.get(event.kind, "")
+        match event.kind:
+            case "loading" if event.model is not None:
+                self._loading_since[event.model] = event.seconds
+                self._say(f"  loading  {event.model}, version {event.version}", "dim")
+            case "warm-up":
+                self._say(f"  warm-up  {event.model}", "dim")
+            case "loaded" if event.model is not None:
+                took = event.seconds - self._loading_since.pop(event.model, event.seconds)
+                self._say(f"  loaded   {event.model}  {took:.1f} s, warm-up included", style)
+            case "unloaded":
+                self._say(f"  unloaded {event.model}, version {event.version}", "dim")
+            case "failed":
+                # While starting, the server ends over it, and the reason is told once, there.
+                if not starting:
+                    self._say(f"  failed   {event.model}: {event.text}", style)
+            case "warning" | "error":
+                self._say(f"  {event.kind:<8} {event.text}", style)
+            case _:
+                pass  # Endpoints are told with `ready`, the stop by `stopping`.
+
+    def ready(self, server: TritonServer) -> None:
+        self._say(f"  ready    after {time.monotonic() - self._started:.1f} s", "bold green")
+        self._say(f"  HTTP     {server.http_url}\n  gRPC     {server.grpc_url}\n  metrics  {server.metrics_url}")
+        self._say(f"  try      {sample_request(server.http_url, server.models)}")
+        self._say("  Ctrl-C stops")
+
+    def stopping(self, server: TritonServer) -> None:
+        self._say(
+            f"stopping: in-flight requests are answered (at most {server.exit_timeout_s} s); Ctrl-C again kills", "bold"
+        )
+
+    def failed(self, error: ServerError) -> None:
+        self._say(str(error), "bold red")
+
+    def stopped(self, server: TritonServer) -> int:
+        if server.stopped_cleanly:
+            self._say("stopped", "bold")
+            return 0
+        self._say(f"killed: tritonserver ended with {server.exit_code}; its log: {server.log_path}", "bold red")
+        return 1
+
+    def _say(self, text: str, style: str = "") -> None:
+        # Text, not markup: a message of Triton may hold square brackets. Unwrapped: a request is there to be copied.
+        self._console.print(Text(text, style=style), soft_wrap=True)
+
+
+def sample_request(http_url: str, models: Sequence[str]) -> str:
+    """A command line to try a server with: a request to `encode` if it is served, else a model's configuration."""
+    if "encode" not in models:
+        return f"curl -s {http_url}/v2/models/{models[0]}/config"
+    text = {"name": "TEXT", "datatype": "BYTES", "shape": [1, 1], "data": ["Where is my order?"]}
+    return f"curl -s {http_url}/v2/models/encode/infer -d {shlex.quote(json.dumps({'inputs': [text]}))}"

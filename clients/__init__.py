@@ -1,0 +1,35 @@
+"""Clients of the encoder service.
+
+* `grpc_client`  EncoderClient: texts in, embeddings out, any number of texts
+* `errors`       what a call can fail with
+* `cli`          `python -m clients encode "a text"`
+
+Example:
+    >>> from clients import EncoderClient
+    >>> with EncoderClient("127.0.0.1:8001") as client:
+    ...     embeddings = client.encode(["one text", "another"]).embeddings  # float32 [2, dim]
+"""
+
+from clients.errors import (
+    DeadlineExceeded,
+    EncoderError,
+    InvalidInput,
+    Overloaded,
+    QueueTimeout,
+    ServerFailure,
+    ServerUnavailable,
+)
+from clients.grpc_client import EncoderClient, EncodeResult, TextEncoding
+
+__all__ = [
+    "DeadlineExceeded",
+    "EncodeResult",
+    "EncoderClient",
+    "EncoderError",
+    "InvalidInput",
+    "Overloaded",
+    "QueueTimeout",
+    "ServerFailure",
+    "ServerUnavailable",
+    "TextEncoding",
+]

@@ -1,0 +1,133 @@
+"""The command `serve` as a process: what it prints, its exit codes, and that nothing stays behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import textwrap
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from builders.errors import ServerError
+from builders.ports import Ports, free_ports
+from builders.serve import sample_request, serve
+from tests.builders.test_server import processes_of, tiny_repository, until
+
+
+@contextmanager
+def serving(repository: Path, ports: Ports) -> Iterator[subprocess.Popen[str]]:
+    """`serve` of the model `probe` in a process of its own, killed at the end if it is still there."""
+    program = f"""
+        import sys
+        from pathlib import Path
+        from builders.ports import Ports
+        from builders.serve import serve
+        sys.exit(serve(Path({str(repository)!r}), ["probe"], {ports!r}, "127.0.0.1",
+                       log_path=Path("{repository}/triton.log")))
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-c", textwrap.dedent(program)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | {"PYTHONIOENCODING": "utf-8"},
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+        assert until(lambda: processes_of(repository) == [])
+
+
+def printed_until(process: subprocess.Popen[str], sign: str) -> str:
+    """What the process prints up to the line that holds `sign`."""
+    assert process.stdout is not None
+    text = ""
+    for line in process.stdout:
+        text += line
+        if sign in line:
+            return text
+    raise AssertionError(f"no {sign!r} in:\n{text}")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_tells_the_start_and_exits_0_with_nothing_left_when_it_is_interrupted(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    ports = free_ports()
+    with serving(tiny_repository(tmp_path), ports) as process:
+        text = printed_until(process, "Ctrl-C stops")
+        assert re.search(r"loading  probe, version 1\n.*loaded   probe  \d+\.\d s", text)
+        assert re.search(r"ready    after \d+\.\d s", text)
+        assert f"http://127.0.0.1:{ports.http}" in text
+        assert len(processes_of(tmp_path)) == 2
+        with urllib.request.urlopen(re.findall(r"curl -s (\S+)", text)[0], timeout=5) as answer:  # noqa: S310
+            assert json.load(answer)["name"] == "probe"
+        process.send_signal(number)
+        rest, _ = process.communicate(timeout=10)
+        assert process.returncode == 0
+        assert rest.startswith("stopping: in-flight requests are answered")
+        assert rest.endswith("unloaded probe, version 1\nstopped\n")
+        assert processes_of(tmp_path) == []
+
+
+def test_exits_1_with_the_reason_when_the_model_fails(tmp_path: Path) -> None:
+    tiny_repository(tmp_path, initialize='raise RuntimeError("[no] such file")')
+    with serving(tmp_path, free_ports()) as process:
+        text, _ = process.communicate(timeout=20)
+        assert process.returncode == 1
+        assert "model 'probe' version 1: RuntimeError: [no] such file" in text
+        assert "Traceback" not in text
+
+
+def test_exits_1_when_the_server_dies_by_itself(tmp_path: Path) -> None:
+    with serving(tiny_repository(tmp_path), free_ports()) as process:
+        text = printed_until(process, "Ctrl-C stops")
+        os.kill(int(re.findall(r"tritonserver (\d+):", text)[0]), signal.SIGKILL)
+        rest, _ = process.communicate(timeout=10)
+        assert process.returncode == 1
+        assert "killed by SIGKILL" in rest
+
+
+def test_exits_0_when_it_is_interrupted_while_loading(tmp_path: Path) -> None:
+    with serving(tiny_repository(tmp_path, initialize="time.sleep(1)"), free_ports()) as process:
+        printed_until(process, "loading")
+        process.send_signal(signal.SIGINT)
+        rest, _ = process.communicate(timeout=15)
+        assert process.returncode == 0, rest
+
+
+def test_kills_when_it_is_interrupted_twice(tmp_path: Path) -> None:
+    with serving(tiny_repository(tmp_path), free_ports()) as process:
+        printed_until(process, "Ctrl-C stops")
+        process.send_signal(signal.SIGINT)
+        printed_until(process, "stopping")
+        process.send_signal(signal.SIGINT)
+        rest, _ = process.communicate(timeout=5)
+        assert process.returncode == 1
+        assert "killed" in rest
+
+
+def test_raises_before_anything_runs_when_the_model_is_unknown(tmp_path: Path) -> None:
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(ServerError, match="one of probe"):
+        serve(tiny_repository(tmp_path), ["other"], free_ports(), "127.0.0.1")
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_samples_a_text_when_the_entry_is_served() -> None:
+    words = shlex.split(sample_request("http://127.0.0.1:8000", ["encoder_16", "encode"]))
+    assert words[2] == "http://127.0.0.1:8000/v2/models/encode/infer"
+    assert json.loads(words[-1])["inputs"][0]["shape"] == [1, 1]

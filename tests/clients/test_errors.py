@@ -1,0 +1,100 @@
+"""The table of error kinds, with the texts that tritonserver 2.51 sends."""
+
+import pickle
+
+import pytest
+from tritonclient.utils import InferenceServerException
+
+from clients import (
+    DeadlineExceeded,
+    EncoderError,
+    InvalidInput,
+    Overloaded,
+    QueueTimeout,
+    ServerFailure,
+    ServerUnavailable,
+)
+from clients.errors import from_grpc
+
+UNREACHABLE = (
+    "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:28599: "
+    "Failed to connect to remote host: Connection refused"
+)
+AS_SENT_BY_TRITON = [
+    ("INVALID_ARGUMENT", "text 3 has 200000 bytes; limit: 131072; to do: split it", InvalidInput),
+    (
+        "INVALID_ARGUMENT",
+        "[request id: <id_unknown>] inference request batch-size must be <= 32 for 'encode'",
+        InvalidInput,
+    ),
+    ("INVALID_ARGUMENT", "unexpected inference input 'TEXTS' for model 'encode'", InvalidInput),
+    ("UNAVAILABLE", "Request timeout expired", QueueTimeout),
+    ("UNAVAILABLE", "[request id: r7] Request timeout expired", QueueTimeout),
+    ("UNAVAILABLE", "[request id: <id_unknown>] Exceeds maximum queue size", Overloaded),
+    ("UNAVAILABLE", "the long lane is full: 64 texts", Overloaded),
+    ("UNAVAILABLE", "Long lane: bound reached", Overloaded),
+    ("UNAVAILABLE", UNREACHABLE, ServerUnavailable),
+    ("UNAVAILABLE", "Request for unknown model: 'encode' version 1 is not at ready state", ServerUnavailable),
+    ("UNAVAILABLE", "anything else", ServerUnavailable),
+    ("NOT_FOUND", "Request for unknown model: 'encode' is not found", ServerUnavailable),
+    ("NOT_FOUND", "Request for unknown model: 'encode' has no available versions", ServerUnavailable),
+    ("CANCELLED", "Locally cancelled by application!", ServerUnavailable),
+    ("DEADLINE_EXCEEDED", "Deadline Exceeded", DeadlineExceeded),
+    ("RESOURCE_EXHAUSTED", "Received message larger than max (9 vs. 4)", InvalidInput),
+    ("RESOURCE_EXHAUSTED", "no memory", Overloaded),
+    ("UNIMPLEMENTED", "Method not found!", ServerFailure),
+    ("INTERNAL", "Stub process 'encode_0_0' is not healthy.", ServerFailure),
+    ("UNKNOWN", "", ServerFailure),
+    ("DATA_LOSS", "a status no row names", ServerFailure),
+]
+
+
+@pytest.mark.parametrize(("status", "message", "kind"), AS_SENT_BY_TRITON)
+def test_from_grpc_gives_the_kind_the_status_and_the_url(status: str, message: str, kind: type[EncoderError]) -> None:
+    error = from_grpc(InferenceServerException(message, status=f"StatusCode.{status}"), "host:8001")
+    assert type(error) is kind
+    assert error.status == status
+    assert error.url == "host:8001"
+    assert "host:8001" in str(error)
+    assert message.split("] ")[-1] in str(error)
+    assert "request id" not in str(error)
+    assert "\n" not in str(error)
+
+
+def test_message_names_the_texts_counted_from_zero() -> None:
+    sent = InferenceServerException("Request timeout expired", status="StatusCode.UNAVAILABLE")
+    assert str(from_grpc(sent, "h:1", range(32, 64))).startswith("texts 32 to 63: the request waited")
+    assert str(from_grpc(sent, "h:1", range(5, 6))).startswith("text 5: ")
+    assert from_grpc(sent, "h:1", range(32, 64)).texts == range(32, 64)
+    assert from_grpc(sent, "h:1").texts is None
+
+
+def test_remedy_of_the_server_stands_alone() -> None:
+    sent = "the long lane holds 64 texts; limit: 64; to do: send again later"
+    error = from_grpc(InferenceServerException(sent, status="StatusCode.UNAVAILABLE"), "h:1")
+    assert str(error) == f"{sent}; server: h:1"
+
+
+def test_safe_to_retry_only_when_the_server_computed_nothing() -> None:
+    retried = {kind for kind in EncoderError.__subclasses__() if kind.safe_to_retry}
+    assert retried == {QueueTimeout, Overloaded, ServerUnavailable}
+
+
+def test_every_kind_is_in_the_table() -> None:
+    assert {kind for _, _, kind in AS_SENT_BY_TRITON} == set(EncoderError.__subclasses__())
+
+
+def test_message_has_what_value_limit_remedy_in_this_order() -> None:
+    error = InvalidInput("batch is out of its limits", value=0, limit="1 to 1024", remedy="give 32")
+    assert str(error) == "batch is out of its limits: 0; limit: 1 to 1024; to do: give 32"
+    assert error.status == "INVALID_ARGUMENT"
+
+
+def test_message_shortens_a_long_value() -> None:
+    assert len(str(InvalidInput("too long", value="x" * 100_000))) < 500
+
+
+def test_error_survives_pickling_with_its_fields() -> None:
+    error = Overloaded("full", value=64, remedy="wait", url="h:1", texts=range(2, 4))
+    copy = pickle.loads(pickle.dumps(error))  # noqa: S301
+    assert (type(copy), str(copy), copy.url, copy.texts, copy.value) == (Overloaded, str(error), "h:1", range(2, 4), 64)

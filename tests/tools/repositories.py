@@ -1,0 +1,39 @@
+"""Model repositories for tests, built by the project's own builder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from builders.build import BuildResult, build
+from builders.settings import load_settings
+
+ROOT = Path(__file__).resolve().parents[2]
+#: Exported graphs are kept here between runs, as `make demo` keeps them.
+CACHE = ROOT / "build" / "cache"
+
+
+def settings_file(folder: Path, base: str, **overrides: Any) -> Path:
+    """A settings file in `folder` that extends one of the checked-in ones and publishes below `folder`."""
+    path = folder / "deploy.test.yaml"
+    document = {"extends": str(ROOT / base), "repository": str(folder / "model_repository"), **overrides}
+    path.write_text(yaml.safe_dump(document), encoding="utf-8")
+    return path
+
+
+def repository(folder: Path, base: str = "deploy.cpu.yaml", **overrides: Any) -> BuildResult:
+    """Build a repository below `folder`."""
+    return build(load_settings(settings_file(folder, base, **overrides)), CACHE, print)
+
+
+def timed_repository(folder: Path, service_s: float, base: str = "deploy.cpu.yaml", **overrides: Any) -> BuildResult:
+    """A repository whose bucket models take `service_s` seconds a batch and no CPU."""
+    built = repository(folder, base, **overrides)
+    code = Path(__file__).with_name("timed_lane.py").read_text(encoding="utf-8")
+    code = code.replace("SERVICE_S = 0.0", f"SERVICE_S = {service_s}")
+    for model in built.models:
+        if model.startswith("encoder_"):
+            (built.repository / model / str(built.version) / "model.py").write_text(code, encoding="utf-8")
+    return built
