@@ -18,7 +18,8 @@ from rich.table import Table
 from builders.bucket import Bucket
 from builders.build import BuildResult
 from builders.ports import free_ports
-from builders.server import ServerEvent, TritonServer
+from builders.server import TritonServer
+from builders.triton_log import ServerEvent
 from clients import EncodeResult, EncoderClient, EncoderError
 
 QUERY = "How do I stop a program that runs too long?"

@@ -18,7 +18,8 @@ from rich.text import Text
 
 from builders.errors import ServerError
 from builders.ports import Ports
-from builders.server import ServerEvent, TritonServer
+from builders.server import TritonServer
+from builders.triton_log import ServerEvent
 
 _TICK_S = 0.1
 _STYLES = {"failed": "bold red", "error": "red", "warning": "yellow", "loaded": "green"}

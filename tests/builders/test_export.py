@@ -82,7 +82,11 @@ def tiny(tmp_path_factory: pytest.TempPathFactory, minilm_source: EncoderSource)
     folder = tmp_path_factory.mktemp("tiny")
     torch.manual_seed(0)
     config = BertConfig(
-        vocab_size=30522, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
+        vocab_size=30522,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
         max_position_embeddings=64,
     )
     BertModel(config).save_pretrained(folder)

@@ -93,7 +93,8 @@ def test_configuration_of_a_bucket_that_is_gone_removed(
     write_configs(tmp_path, render_configs(settings, source))
     fewer = DeploySettings.model_validate(settings.model_dump() | {"buckets": [128, 512, 1024, 2048]})
     changes = write_configs(tmp_path, render_configs(fewer, source))
-    assert {file.parent.name for file in changes} == {"encoder_256", "encode"}
+    assert {file.parent.name for file in changes} >= {"encoder_256", "encode"}
+    assert tmp_path / "encoder_128/config.pbtxt" not in changes
     assert not (tmp_path / "encoder_256/config.pbtxt").exists()
     assert (tmp_path / "encoder_128/config.pbtxt").exists()
 
@@ -278,7 +279,7 @@ def test_long_buckets_take_16_and_8_texts(native: dict[str, Any]) -> None:
     }
 
 
-@pytest.mark.parametrize(("index", "length"), enumerate(LANES))
+@pytest.mark.parametrize(("index", "length"), list(enumerate(LANES)))
 def test_native_lane_runs_its_own_profile_of_the_shared_plan(native: dict[str, Any], index: int, length: int) -> None:
     config = native[f"encoder_{length}"]
     (group,) = config.instance_group

@@ -12,26 +12,17 @@ import sys
 import textwrap
 import threading
 import time
-from collections import namedtuple
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from builders import server as server_module
 from builders.errors import ServerError
 from builders.ports import free_ports
-from builders.server import (
-    SHARED_MEMORY,
-    ServerEvent,
-    TritonServer,
-    check_models,
-    check_shared_memory,
-    explain,
-    has_gpu,
-    parse_log_line,
-)
+from builders.server import TritonServer
+from builders.server_checks import SHARED_MEMORY, has_gpu
+from builders.triton_log import ServerEvent
 
 psutil = pytest.importorskip("psutil")
 grpc_client = pytest.importorskip("tritonclient.grpc")
@@ -291,79 +282,3 @@ def test_goes_away_when_its_parent_is_killed(tmp_path: Path) -> None:
     parent.stdout.close()
     assert until(lambda: processes_of(tmp_path) == [])
     shutil.rmtree(folder)  # links alone; there was nobody left to remove them
-
-
-def test_lists_the_models_there_are_when_one_is_unknown(repository: Path) -> None:
-    with pytest.raises(ServerError, match="'encode'; limit: one of probe"):
-        TritonServer(repository, ["encode"])
-    with pytest.raises(ServerError, match="no model to load"):
-        check_models(repository, [])
-    with pytest.raises(ServerError, match="no folder"):
-        check_models(repository / "absent", ["probe"])
-
-
-def test_is_refused_with_a_remedy_when_shared_memory_is_too_small(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tiny_repository(tmp_path, count=9)
-    usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(server_module.shutil, "disk_usage", lambda path: usage(64 << 20, 30 << 20, 34 << 20))
-    with pytest.raises(ServerError, match=r"34 MiB.*36 MiB for 9 Python model instances.*--shm-size") as caught:
-        check_shared_memory(tmp_path, ["probe"], 4 << 20)
-    assert caught.value.remedy is not None
-    check_shared_memory(tmp_path, ["probe"], 3 << 20)
-
-
-E = "E1129 14:09:11.660131 5414 "
-
-
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        (
-            'I1129 14:06:37.612440 4018 model_lifecycle.cc:472] "loading: a:b:12"',
-            ServerEvent("loading", "loading: a:b:12", model="a:b", version=12),
-        ),
-        (
-            E + r"""model_lifecycle.cc:642] "failed to load 'p' version 1: Internal: ValueError: ä\n\nAt:\n  x" """,
-            ServerEvent("failed", "Internal: ValueError: ä\n\nAt:\n  x", model="p", version=1),
-        ),
-        (
-            E + "model_repository_manager.cc:1415] \"failed to poll model 'p': model not found.\"",
-            ServerEvent("failed", "model not found.", model="p"),
-        ),
-        (
-            'I1129 14:06:37.780149 4018 grpc_server.cc:2558] "Started GRPCInferenceService at 127.0.0.1:18101"',
-            ServerEvent("endpoint", "Started GRPCInferenceService at 127.0.0.1:18101"),
-        ),
-        (
-            "E1129 14:09:24.904139490    6226 chttp2_server.cc:1060]                UNKNOWN:No address",
-            ServerEvent("error", "UNKNOWN:No address"),
-        ),
-        ('W1129 14:06:37.773056 4018 model.py:8] "of a model"', ServerEvent("warning", "of a model")),
-        (E + 'x.cc:1] "not \\escaped well"', ServerEvent("error", "not \\escaped well")),
-        (E + 'server.cc:241] "CudaDriverHelper has not been initialized."', None),
-        ("Signal (15) received.", ServerEvent("stopping", "Signal (15) received.")),
-        ("[libprotobuf ERROR /a.cc:337] Error: 4:39: x", ServerEvent("error", "Error: 4:39: x")),
-        ('I1129 14:06:37.777541 4018 metrics.cc:770] "Collecting CPU metrics"', None),
-        ("| probe | 1       | READY  |", None),
-        ("print of a model", None),
-        ("", None),
-    ],
-)
-def test_reads_each_kind_of_line_when_triton_logs_it(line: str, expected: ServerEvent | None) -> None:
-    assert parse_log_line(line, gpu=False) == expected
-
-
-def test_takes_the_last_words_of_the_log_when_no_event_explains_the_end() -> None:
-    assert explain([], "I1\nerror: creating server: Internal - failed\n\nAt:\n  <frozen x>\n;\n") == (
-        "creating server: Internal - failed at"
-    )
-    assert explain([], "a\nb\nc\nd\ne\nf") == "b c d e f"
-    assert explain([], "") == "it wrote no log"
-
-
-def test_tells_each_reason_once_when_triton_repeats_it() -> None:
-    failed = ServerEvent("failed", "Internal: Boom\n\nAt:\n  /m.py(3): go\n  <frozen y>", model="p", version=1)
-    repeated = ServerEvent("error", "ERROR: Failed to create instance: Boom")
-    assert explain([repeated, failed, failed], "") == "model 'p' version 1: Boom at /m.py(3): go"

@@ -15,8 +15,12 @@ from builders.tokenizer_files import write_tokenizer
 from tests.builders.conftest import MINILM
 
 BERT: dict[str, Any] = {
-    "model_type": "bert", "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2,
-    "max_position_embeddings": 64, "pad_token_id": 0,
+    "model_type": "bert",
+    "hidden_size": 8,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
 }
 OLD = "sentence_transformers.models."
 NEW = "sentence_transformers.sentence_transformer.modules.pooling."

@@ -25,7 +25,8 @@ def measure(label: str, overrides: dict[str, Any], base: str, *, texts: int, rat
         with TritonServer(built.repository, built.models, ports=free_ports()) as server:
             corpus = mixed_texts(texts, seed=1)
             samples, elapsed = closed_loop(server.grpc_url, [Call((text,)) for text in corpus], clients=32)
-            assert all(sample.error is None for sample in samples)
+            errors = {sample.error for sample in samples if sample.error}
+            assert not errors, errors
             throughput = len(samples) / elapsed
             corpus = mixed_texts(int(rate * seconds * 2) + 10, seed=2)
             times = poisson(rate, seconds, seed=3)

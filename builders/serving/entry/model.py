@@ -15,6 +15,7 @@ import triton_python_backend_utils as pb_utils
 from lanes_entry.config import BucketRoute, EntryConfig
 from lanes_entry.dispatch import Dispatcher
 from lanes_entry.errors import LaneError, Refusal
+from lanes_entry.metrics import Counter
 from lanes_entry.request import Question, read_question
 from lanes_entry.ticket import Ticket
 from lanes_entry.tokenise import Tokeniser, Tokens
@@ -45,12 +46,12 @@ class TritonPythonModel:
         self._tokenise = Tokeniser(folder / "tokenizer.json", self._config.max_tokens, self._config.tokenizer_threads)
         self._tokenise(["warm up"])
         self._dispatcher = Dispatcher(self._config, self._call_lane)
-        self._wakeups = pb_utils.MetricFamily(
+        wakeups = pb_utils.MetricFamily(
             name="encoder_lanes_wakeups_total",
             description="Wake-ups sent to the entry's own queue; Triton counts each as a request rejected",
             kind=pb_utils.MetricFamily.COUNTER,
         )
-        self._wakeup_count = self._wakeups.Metric(labels={"model": self._name, "version": str(self._version)})
+        self._wakeups = Counter(wakeups, {"model": self._name, "version": str(self._version)})
         self._wakeup: WakeUp | None = None
         if self._config.wake_after_ms > 0:
             self._wakeup = WakeUp(self._wake_queue, self._config.wake_after_ms / 1000, self._log_wakeup_error)
@@ -65,7 +66,7 @@ class TritonPythonModel:
             routed = self._dispatcher.route(ticket for ticket in tickets if ticket.refusal is None)
             for request, ticket in zip(requests, tickets, strict=True):
                 if ticket.late:
-                    ticket.send = self._late_sender(request)
+                    self._answer_late(ticket, request.get_response_sender())
             late = [ticket.late for ticket in tickets]
             self._dispatcher.run(routed)
             return [None if later else self._response(ticket) for later, ticket in zip(late, tickets, strict=True)]
@@ -126,13 +127,16 @@ class TritonPythonModel:
         output = pb_utils.get_output_tensor_by_name(response, self._config.output)
         return np.array(output.as_numpy(), dtype=np.float32)
 
-    def _late_sender(self, request: Any) -> Any:
-        sender = request.get_response_sender()
+    def _answer_late(self, ticket: Ticket, sender: Any) -> None:
+        """Let the ticket answer through a response sender, after `execute` has returned."""
 
-        def send(ticket: Ticket) -> None:
-            sender.send(self._response(ticket), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        def send(done: Ticket) -> None:
+            sender.send(self._response(done), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
-        return send
+        ticket.send = send
+        # The request itself is gone once `execute` has returned: asking it would read freed memory and has brought
+        # the server down (2.51). The sender lives until it has sent.
+        ticket.cancelled = sender.is_cancelled
 
     def _response(self, ticket: Ticket) -> Any:
         if ticket.refusal is not None:
@@ -151,7 +155,7 @@ class TritonPythonModel:
 
     def _wake_queue(self) -> bool:
         """Send a request that has expired before any instance can take it; True when it was rejected for that."""
-        self._wakeup_count.increment(1)
+        self._wakeups.add()
         response = pb_utils.InferenceRequest(
             model_name=self._name,
             model_version=self._version,

@@ -1,0 +1,69 @@
+"""What a server needs of its repository and its machine, checked before it starts."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from builders.errors import ServerError
+
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (where shm_open puts its files, not a temporary folder)
+
+
+def check_models(repository: Path, models: Sequence[str]) -> None:
+    """Make sure that each model has a configuration in the repository.
+
+    Raises:
+        ServerError: naming the models that are there.
+    """
+    if not repository.is_dir():
+        raise ServerError("the model repository is no folder", value=str(repository), remedy="make render")
+    there = sorted(path.parent.name for path in repository.glob("*/config.pbtxt"))
+    if not models:
+        raise ServerError("no model to load", limit=f"some of {', '.join(there) or 'none'}")
+    for model in models:
+        if model not in there:
+            raise ServerError(
+                f"no such model in {repository}", value=model, limit=f"one of {', '.join(there) or 'none'}"
+            )
+
+
+def check_shared_memory(repository: Path, models: Sequence[str], shm_bytes: int) -> None:
+    """Make sure that /dev/shm can hold the regions of all Python model instances.
+
+    Triton sizes them without reserving: where it is too small, a model process dies of SIGBUS under load, without a
+    word in the log.
+
+    Raises:
+        ServerError: too little is free.
+    """
+    instances = sum(_python_instances(repository / model / "config.pbtxt") for model in models)
+    free, needed = shutil.disk_usage(SHARED_MEMORY).free, instances * shm_bytes
+    if free < needed:
+        raise ServerError(
+            f"too little shared memory is free in {SHARED_MEMORY}",
+            value=f"{free / 2**20:.0f} MiB",
+            limit=f"at least {needed / 2**20:.0f} MiB for {instances} Python model instances",
+            remedy="docker run --shm-size=1g, or mount -o remount,size=1g /dev/shm, or fewer entry.processes",
+        )
+
+
+def has_gpu() -> bool:
+    """Whether an NVIDIA GPU is handed to this machine or container (a device file; no driver is asked)."""
+    return any(re.fullmatch(r"nvidia\d+", path.name) for path in Path("/dev").glob("nvidia*"))
+
+
+def _python_instances(config: Path) -> int:
+    # Here, not above: importing it costs half a second, and only a start needs it.
+    from google.protobuf import text_format
+    from tritonclient.grpc import model_config_pb2
+
+    try:
+        model = text_format.Parse(config.read_text("utf-8"), model_config_pb2.ModelConfig(), allow_unknown_field=True)
+    except text_format.ParseError:
+        return 0  # Triton will say where.
+    if model.backend != "python":
+        return 0
+    return sum(max(1, group.count) for group in model.instance_group) or 1

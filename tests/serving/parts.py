@@ -1,0 +1,100 @@
+"""Small tokens, tickets, buckets and lanes whose vectors say which text they were made of."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from builders.serving.entry.config import BucketRoute, EntryConfig
+from builders.serving.entry.ticket import Ticket
+from builders.serving.entry.tokenise import Tokens
+
+DIM = 3
+#: No text holds this token, so padding cannot be mistaken for text.
+PAD = 7
+_marks = itertools.count(1000)
+#: Long enough for a busy machine; only a test that fails waits so long.
+PATIENCE_S = 10.0
+
+
+def tokens(length: int, mark: int | None = None) -> Tokens:
+    """A text of `length` tokens, each the text's own mark."""
+    return Tokens(np.full(length, next(_marks) if mark is None else mark, dtype=np.int32), 0)
+
+
+def ticket(*lengths: int, cancelled: Callable[[], bool] = lambda: False) -> Ticket:
+    return Ticket([tokens(length) for length in lengths], DIM, cancelled)
+
+
+def expected(of: Ticket, buckets: Iterable[BucketRoute]) -> NDArray[np.float32]:
+    """What `lane` answers for the texts of a ticket: mark, length, length of the smallest bucket."""
+    rows = [
+        (text.ids[0], text.ids.size, min(b.length for b in buckets if b.length >= text.ids.size)) for text in of.tokens
+    ]
+    return np.array(rows, dtype=np.float32).reshape(-1, DIM)
+
+
+def lane(route: BucketRoute, ids: NDArray[np.int32], length: NDArray[np.int32]) -> NDArray[np.float32]:
+    """A lane that checks its contract: INT32, exactly the bucket's length, padded behind each text."""
+    assert ids.dtype == length.dtype == np.int32
+    assert ids.shape == (len(length), route.length)
+    assert length.shape == (len(ids), 1)
+    assert 1 <= len(ids) <= route.batch
+    behind = np.arange(route.length) >= length
+    assert (ids[behind] == PAD).all()
+    assert (ids[~behind] != PAD).all()
+    return np.column_stack([ids[:, 0], length[:, 0], np.full(len(ids), route.length)]).astype(np.float32)
+
+
+def route(length: int, answer: str = "together", batch: int = 4) -> BucketRoute:
+    return BucketRoute(length, f"encoder_{length}", batch, answer)
+
+
+def config(*buckets: BucketRoute, late_bound: int = 2, long_workers: int = 1, long_bound: int = 64) -> EntryConfig:
+    return EntryConfig(
+        max_tokens=buckets[-1].length,
+        max_text_bytes=1000,
+        tokenizer_threads=1,
+        wake_after_ms=0,
+        pad_id=PAD,
+        output="EMBEDDING",
+        dim=DIM,
+        late_bound=late_bound,
+        long_workers=long_workers,
+        long_bound=long_bound,
+        buckets=buckets,
+    )
+
+
+class Mailbox:
+    """Takes late answers and counts them; stands for the response senders."""
+
+    def __init__(self) -> None:
+        self.sent: list[Ticket] = []
+        self._changed = threading.Condition()
+
+    def __call__(self, sent: Ticket) -> None:
+        with self._changed:
+            self.sent.append(sent)
+            self._changed.notify_all()
+
+    def expect(self, count: int) -> list[Ticket]:
+        """Wait for `count` answers in all."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.sent) >= count, PATIENCE_S), f"{len(self.sent)} of {count}"
+        return self.sent
+
+
+def eventually(condition: Callable[[], bool]) -> bool:
+    """Wait until something is so."""
+    end = time.monotonic() + PATIENCE_S
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.001)
+    return True
