@@ -115,4 +115,10 @@ def test_http_answers_and_refuses_like_grpc_when_asked_in_json(cpu_server: Trito
     )
     assert status == 400
     assert "702 tokens" in answer["error"]
-    assert post(cpu_server, b"{not json")[0] == 400
+
+
+def test_http_body_is_refused_when_it_is_no_json(cpu_server: TritonServer) -> None:
+    status, answer = post(cpu_server, b"{not json")
+    # Triton's own answer, before any model: it calls a bad body an internal error (README, "Errors").
+    assert status == 500
+    assert "failed to parse the request JSON buffer" in answer["error"]

@@ -113,7 +113,7 @@ def test_late_ticket_sent_exactly_once_when_16_threads_settle_it(rounds: int) ->
 
         def work(_: int, own: Ticket = own, settled: list[bool] = settled) -> None:
             for _ in range(10):
-                settled.append(own.settle(1))  # noqa: PERF401 - one by one, so that the threads meet
+                settled.append(own.settle(1))
 
         together(work)
         assert sent.sent == [own]

@@ -21,6 +21,7 @@ class Counter:
     _lock = threading.Lock()
 
     def __init__(self, family: Any, labels: dict[str, str]):
+        """See the class."""
         self._family = family
         self._metric = family.Metric(labels=labels)
 

@@ -34,6 +34,7 @@ class WakeUp:
     """
 
     def __init__(self, send: Callable[[], bool], quiet_s: float, failed: Callable[[Exception], None]):
+        """See the class."""
         self._send, self._quiet, self._failed = send, quiet_s, failed
         self._due: float | None = None
         self._spell = 0
@@ -91,7 +92,7 @@ class WakeUp:
     def _try(self) -> bool:
         try:
             return self._send()
-        except Exception as error:  # noqa: BLE001 - the queue must still be woken next time
+        except Exception as error:  # the queue must still be woken next time
             self._failed(error)
             return False
 
