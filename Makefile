@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve render build-engines test test-slow lint clean
+.PHONY: help demo serve render build-engines versions promote rollback test test-slow lint clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -41,6 +41,16 @@ render: $(VENV)/.product ## write model_repository/*/config.pbtxt from deploy.ya
 
 build-engines: $(VENV)/.product ## export the model and publish a version
 	@$(BIN)/python -m builders build --config $(DEPLOY)
+
+versions: $(VENV)/.product ## list the published versions and which one is served
+	@$(BIN)/python -m builders versions --config $(DEPLOY)
+
+promote: $(VENV)/.product ## let a running server answer with VERSION=N (GRPC_URL, CONTROL_KEY)
+	@test -n "$(VERSION)" || { echo "say which version: make promote VERSION=2 (make versions lists them)" >&2; exit 2; }
+	@$(BIN)/python -m builders promote $(VERSION) --config $(DEPLOY)
+
+rollback: $(VENV)/.product ## let the version answer again that answered before the last promote
+	@$(BIN)/python -m builders rollback --config $(DEPLOY)
 
 test: $(VENV)/.dev ## all fast tests; the integration tests start a real tritonserver
 	@$(BIN)/python -m pytest -m 'not slow and not gpu' $(PYTEST_ARGS)

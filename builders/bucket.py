@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
 
 from builders.errors import SettingsError
 from builders.settings import DeploySettings
@@ -105,6 +106,41 @@ def plan_buckets(settings: DeploySettings, *, positions: int, max_tokens: int) -
         left_out=tuple(length for length in settings.buckets if length not in kept),
         positions=positions,
     )
+
+
+class EngineBucket(Protocol):
+    """A bucket of a built engine: its length, its profile and its largest batch are fixed."""
+
+    @property
+    def length(self) -> int:
+        """Tokens a text is padded to."""
+        ...
+
+    @property
+    def index(self) -> int:
+        """Number of the optimisation profile."""
+        ...
+
+    @property
+    def batch(self) -> int:
+        """Largest batch the engine takes."""
+        ...
+
+
+def plan_built(
+    settings: DeploySettings, built: Sequence[EngineBucket], *, positions: int, max_tokens: int
+) -> BucketPlan:
+    """The plan of a version that was built before, perhaps with other settings.
+
+    Lengths, profiles and largest batches are the engine's; lanes and batch steps follow the settings of today.
+    """
+    buckets = []
+    for part in built:
+        bucket = _bucket(settings, part.index, part.length)
+        batch = min(bucket.batch, part.batch)
+        steps = (*(step for step in bucket.steps if step < batch), batch)
+        buckets.append(replace(bucket, batch=batch, steps=steps))
+    return BucketPlan(buckets=tuple(buckets), max_tokens=max_tokens, left_out=(), positions=positions)
 
 
 def _bucket(settings: DeploySettings, index: int, length: int) -> Bucket:

@@ -5,17 +5,21 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
+import subprocess
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from builders.bucket import BucketPlan
-from builders.errors import BuilderError
-from builders.publish import SERVING, VersionParts, publish_version, read_manifest
-from builders.render import bucket_plan, render_configs, write_configs
+from builders.errors import BuilderError, PublishError
+from builders.lock import repository_lock
+from builders.manifest import Manifest, Output, built_buckets
+from builders.publish import SERVING, VersionParts, find_version, publish_version, sweep
+from builders.render import bucket_plan, render_repository, write_configs
 from builders.settings import DeploySettings
 from builders.source import EncoderSource, open_source
+from builders.state import served_now
 
 Progress = Callable[[str], None]
 
@@ -31,7 +35,8 @@ class BuildResult:
 
     Attributes:
         models: names to load, lanes first, the entry last.
-        version: the published version.
+        version: the version that was published, or found up to date.
+        served: the version that the configurations serve; another one until `version` is promoted.
         built: False when the version was up to date and nothing was written.
     """
 
@@ -41,16 +46,19 @@ class BuildResult:
     plan: BucketPlan
     source: EncoderSource
     built: bool
+    served: int
 
 
-def build(settings: DeploySettings, cache: Path, progress: Progress, version: int = 1) -> BuildResult:
-    """Build and publish a version, or find that it is up to date.
+def build(settings: DeploySettings, cache: Path, progress: Progress) -> BuildResult:
+    """Build and publish a new version, or find one that is up to date; what is served stays as it is.
+
+    A version with the same fingerprint is reused. Without a state file (nobody served or promoted yet) the newest
+    version is what is served.
 
     Args:
         settings: the deployment.
         cache: folder that keeps exported graphs between builds, by the hash of what they were made from.
         progress: told one line per step.
-        version: number of the version.
 
     Raises:
         BuilderError: with what went wrong and what to do; nothing was published.
@@ -62,27 +70,47 @@ def build(settings: DeploySettings, cache: Path, progress: Progress, version: in
             limit="engine.kind: onnxruntime",
             remedy='use --config deploy.cpu.yaml; plans for a GPU come with the compile step (README, "Status")',
         )
-    source = open_source(settings.model)
+    repository, source = settings.repository, open_source(settings.model)
     plan = bucket_plan(settings, source)
     if plan.notice:
         progress(plan.notice)
-    configs = render_configs(settings, source, (version,))
     manifest = _manifest(source, plan)
-    built = (read_manifest(settings.repository, version) or {}).get("fingerprint") != manifest["fingerprint"]
-    if built:
+    parts = None
+    if find_version(repository, manifest.fingerprint) is None:
         onnx, exported = _exported(source, cache, progress)
-        tokenizer = _tokenizer(source, cache)
-        manifest |= {"date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "export": exported}
-        publish_version(settings.repository, version, plan, VersionParts(tokenizer, onnx, manifest))
-        progress(f"published version {version} into {settings.repository}")
-    else:
-        progress(f"version {version} in {settings.repository} is up to date")
-    write_configs(settings.repository, configs)
-    return BuildResult(settings.repository, tuple(configs), version, plan, source, built)
+        parts = VersionParts(_tokenizer(source, cache), onnx, manifest.model_copy(update={"export": exported}))
+    # Not while exporting: that may take minutes, and a rollback cannot wait for it.
+    with repository_lock(repository):
+        version, built = _publish_once(repository, manifest.fingerprint, plan, parts, progress)
+        configs = render_repository(settings, source)
+        write_configs(repository, configs)
+        served = served_now(repository)
+    number = served.served if served else version
+    if number != version:
+        progress(f"version {number} is served; to serve {version}: make promote VERSION={version}")
+    return BuildResult(repository, tuple(configs), version, plan, source, built, number)
 
 
-def _manifest(source: EncoderSource, plan: BucketPlan) -> dict[str, Any]:
-    facts: dict[str, Any] = {
+def _publish_once(
+    repository: Path, fingerprint: str, plan: BucketPlan, parts: VersionParts | None, progress: Progress
+) -> tuple[int, bool]:
+    """The version with this fingerprint and whether it was published just now; another build may have been first."""
+    for leftover in sweep(repository):
+        progress(f"removed {leftover}: an interrupted build had left it")
+    version = find_version(repository, fingerprint)
+    if version is not None:
+        progress(f"version {version} in {repository} is up to date")
+        return version, False
+    if parts is None:
+        raise PublishError(f"a version of {repository} was removed while this build ran", remedy="build again")
+    version = publish_version(repository, plan, parts)
+    progress(f"published version {version} into {repository}")
+    return version, True
+
+
+def _manifest(source: EncoderSource, plan: BucketPlan) -> Manifest:
+    """The manifest but for what the export and the publication add."""
+    decisive: dict[str, Any] = {
         "model": source.folder.name,
         "model_sha256": source.sha256,
         "serving_sha256": _sha256_of(sorted(SERVING.rglob("*.py"))),
@@ -90,12 +118,33 @@ def _manifest(source: EncoderSource, plan: BucketPlan) -> dict[str, Any]:
         "task": "embedding",
         "engine": "onnxruntime",
         "precision": "fp32",
-        "dim": source.dim,
+        "output": Output(size=source.dim),
         "max_tokens": plan.max_tokens,
-        "buckets": [asdict(bucket) for bucket in plan.buckets],
+        "positions": plan.positions,
+        "pad_id": source.pad_id,
+        "buckets": built_buckets(plan.buckets),
     }
-    facts["fingerprint"] = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-    return facts
+    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    manifest = Manifest(**decisive, date=date, git_commit=git_commit(), fingerprint="")
+    deciding = manifest.model_dump_json(include=set(decisive))
+    return manifest.model_copy(update={"fingerprint": hashlib.sha256(deciding.encode()).hexdigest()})
+
+
+def git_commit() -> str | None:
+    """Commit of this project's checkout, with `+` behind it when files differ from it; None without git."""
+    git = ["git", "-C", str(Path(__file__).parent)]
+    try:
+        commit = _said([*git, "rev-parse", "HEAD"])
+        # An installed package may lie below somebody else's checkout.
+        if not _said([*git, "ls-files", Path(__file__).name]):
+            return None
+        return commit + ("+" if _said([*git, "status", "--porcelain", "--untracked-files=no"]) else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _said(command: list[str]) -> str:
+    return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
 
 
 def _sha256_of(files: Iterable[Path]) -> str:

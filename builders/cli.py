@@ -1,4 +1,4 @@
-"""`python -m builders`: render, build, serve, demo, settings."""
+"""`python -m builders`: render, build, serve, promote, rollback, versions, demo, settings."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from builders.settings import DeploySettings, load_settings
 
 if TYPE_CHECKING:
     from builders.build import BuildResult
+    from builders.versions import Change
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="rich", help=__doc__)
 console = Console(stderr=True, highlight=False)
@@ -25,6 +26,14 @@ Config = Annotated[
 Cache = Annotated[
     Path | None, typer.Option(help="Folder that keeps exported graphs; default: build/cache beside the settings file.")
 ]
+Url = Annotated[str, typer.Option(envvar="GRPC_URL", help="gRPC address of the running server.")]
+Key = Annotated[
+    str | None,
+    typer.Option(
+        "--control-key", envvar="CONTROL_KEY", metavar="NAME=VALUE", help="Key of a restricted model control API."
+    ),
+]
+Offline = Annotated[bool, typer.Option("--offline", help="No server runs: change what the next start serves.")]
 CPU = Path("deploy.cpu.yaml")
 PRODUCTION = Path("deploy.yaml")
 
@@ -32,7 +41,7 @@ PRODUCTION = Path("deploy.yaml")
 @app.command()
 def render(config: Config = PRODUCTION) -> None:
     """Write every config.pbtxt of the model repository from the settings."""
-    from builders.render import bucket_plan, render_configs, write_configs
+    from builders.render import bucket_plan, render_repository, write_configs
     from builders.source import open_source
 
     settings = load_settings(config)
@@ -40,7 +49,7 @@ def render(config: Config = PRODUCTION) -> None:
     notice = bucket_plan(settings, source).notice
     if notice:
         _say(notice)
-    changed = write_configs(settings.repository, render_configs(settings, source))
+    changed = write_configs(settings.repository, render_repository(settings, source))
     for path in changed:
         _say(f"wrote {path}" if path.exists() else f"removed {path}")
     _say(f"{settings.repository}: {len(changed)} files changed")
@@ -64,9 +73,59 @@ def serve(
     """Build what is missing, start tritonserver, stop it on Ctrl-C."""
     from builders.ports import Ports
     from builders.serve import serve as run
+    from builders.versions import check_served, record_start
 
     built = _build(load_settings(config), config, cache)
-    raise typer.Exit(run(built.repository, built.models, Ports(http_port, grpc_port, metrics_port), host))
+    check_served(built.repository)
+    ports = Ports(http_port, grpc_port, metrics_port)
+    code = run(built.repository, built.models, ports, host, on_ready=lambda: record_start(built.repository))
+    raise typer.Exit(code)
+
+
+@app.command()
+def promote(
+    version: Annotated[int, typer.Argument(min=1, help="Number of a published version.")],
+    config: Config = CPU,
+    url: Url = "127.0.0.1:8001",
+    control_key: Key = None,
+    offline: Offline = False,
+    drop_old: Annotated[
+        bool, typer.Option("--drop-old", help="Unload the old version's lanes: saves memory, slows a rollback down.")
+    ] = False,
+) -> None:
+    """Let a published version answer instead of the served one, without a lost request."""
+    from builders.versions import promote as run
+
+    settings, key = load_settings(config), _control_key(control_key)
+    target = None if offline else url
+    _tell(run(settings.repository, settings, version, target, _say, key=key, keep_old=not drop_old), offline)
+
+
+@app.command()
+def rollback(
+    config: Config = CPU, url: Url = "127.0.0.1:8001", control_key: Key = None, offline: Offline = False
+) -> None:
+    """Let the version answer again that answered before the last promote."""
+    from builders.versions import rollback as run
+
+    settings, key = load_settings(config), _control_key(control_key)
+    _tell(run(settings.repository, settings, None if offline else url, _say, key=key), offline)
+
+
+@app.command()
+def versions(config: Config = CPU) -> None:
+    """List the published versions, what they were made from and which one is served."""
+    from builders.version_table import version_table
+    from builders.versions import list_versions
+
+    rows = list_versions(load_settings(config).repository)
+    screen = Console(highlight=False)
+    if not rows:
+        raise BuilderError("nothing is published yet", remedy="make build-engines")
+    screen.print(version_table(rows))
+    for row in rows:
+        if row.problem:
+            screen.print(f"[red]version {row.version}:[/] {escape(row.problem)}", soft_wrap=True)
 
 
 @app.command()
@@ -90,6 +149,30 @@ def _build(settings: DeploySettings, config: Path, cache: Path | None) -> BuildR
     from builders.build import build as run
 
     return run(settings, cache or config.resolve().parent / "build" / "cache", _say)
+
+
+def _control_key(text: str | None) -> tuple[str, str] | None:
+    if text is None:
+        return None
+    name, equals, value = text.partition("=")
+    if not (name and equals and value):
+        # Not the text itself: it may hold the secret.
+        raise BuilderError(
+            "the control key has no name or no value", limit="NAME=VALUE", remedy="correct --control-key"
+        )
+    return name, value
+
+
+def _tell(change: Change, offline: bool) -> None:
+    before = f" instead of {change.previous}" if change.previous not in (None, change.served) else ""
+    if offline:
+        _say(f"the next start serves version {change.served}{before}")
+        return
+    lanes = "lanes loaded" if change.lanes_loaded else "lanes were loaded already"
+    _say(
+        f"version {change.served} answers{before}: {change.seconds:.1f} s, {lanes}, "
+        f"the entry changed over in {change.switch_seconds:.1f} s"
+    )
 
 
 def _say(line: str) -> None:

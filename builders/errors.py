@@ -35,9 +35,53 @@ class ExportError(BuilderError):
     """The model could not be turned into an ONNX graph with the lanes' contract."""
 
 
+class FuseError(BuilderError):
+    """The graph lacks sites of a fusion, or a step was asked for that does not exist or cannot run for the target."""
+
+
 class PublishError(BuilderError):
     """A version could not be written; the repository is as it was."""
 
 
 class ServerError(BuilderError):
     """tritonserver cannot be started, or did not become ready."""
+
+
+class PrecisionError(BuilderError):
+    """The graph's arithmetic cannot be what was asked for."""
+
+
+class CompileError(BuilderError):
+    """No TensorRT to compile with, or it made no plan; the plan file is as it was."""
+
+
+class ManifestError(BuilderError):
+    """A version is missing, damaged, another model or made for another machine."""
+
+
+class StateError(BuilderError):
+    """The file that says what is served cannot be used."""
+
+
+class ControlError(BuilderError):
+    """The server did not do what its model control API was asked for."""
+
+
+class UnreachableError(ControlError):
+    """No server answers at the address."""
+
+
+class RestrictedError(ControlError):
+    """The server restricts the API, and the key was missing or wrong."""
+
+
+class LoadError(ControlError):
+    """A model or a version of it could not be loaded, or is not ready after its load."""
+
+
+class AnswerError(ControlError):
+    """A version that was loaded does not answer, or answers wrongly."""
+
+
+class PromoteError(BuilderError):
+    """Promote or rollback cannot be done; what was served is served on."""

@@ -2,6 +2,11 @@
 
 Version N is a set, `encode/N` and `encoder_<bucket>/N` for every bucket. It is put together in a staging folder on
 the same file system and moved into place folder by folder, `encode/N` last: until then nothing names version N.
+A version that is there is never touched again.
+
+The staging folder lies inside `encode`: beside the models Triton would take it for one. As long as it exists, its
+publication is not over; it names the lanes that may have been moved, so that `sweep` can finish what a killed process
+could not. All functions here need `builders.lock.repository_lock`.
 """
 
 from __future__ import annotations
@@ -10,75 +15,194 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import builders.serving
 from builders.bucket import BucketPlan
-from builders.errors import PublishError
-from builders.render import ENTRY
+from builders.errors import ManifestError, PublishError
+from builders.manifest import (
+    ENTRY,
+    MANIFEST,
+    Manifest,
+    PublishedFile,
+    check_complete,
+    published_versions,
+    read_manifest,
+    sha256_of,
+    version_numbers,
+)
 
 SERVING = Path(builders.serving.__file__).parent
-MANIFEST = "manifest.json"
+_STAGING = ".staging-"
+_JOURNAL = "lanes.json"
 
 
 @dataclass(frozen=True)
 class VersionParts:
-    """What a version is made of: the tokeniser, the engine's file and what the manifest says about them."""
+    """What a version is made of.
+
+    Attributes:
+        tokenizer: tokenizer.json.
+        engine: the engine's file, one for all lanes or one per bucket model; it is published as `model` with its own
+            suffix, and the weights beside it (its name with `.data` behind) under their own name.
+        manifest: what is known of it; publish adds the hashes of the files.
+    """
 
     tokenizer: Path
-    onnx: Path
-    manifest: dict[str, Any]
+    engine: Path | Mapping[str, Path]
+    manifest: Manifest
+
+    def engine_files(self, model: str) -> dict[str, Path]:
+        """File name in the lane's folder -> file, for one bucket model."""
+        engine = self.engine if isinstance(self.engine, Path) else self.engine[model]
+        files = {f"model{engine.suffix}": engine}
+        weights = engine.with_name(f"{engine.name}.data")
+        if weights.is_file():
+            # The graph names it: ONNX finds external data by its file name.
+            files[weights.name] = weights
+        return files
 
 
-def read_manifest(repository: Path, version: int) -> dict[str, Any] | None:
-    """The manifest of a published version, or None where there is no such version."""
-    try:
-        manifest: dict[str, Any] = json.loads((repository / ENTRY / str(version) / MANIFEST).read_text("utf-8"))
-    except (FileNotFoundError, json.JSONDecodeError):
-        return None
-    return manifest
+def find_version(repository: Path, fingerprint: str) -> int | None:
+    """The newest complete version with this fingerprint, or None."""
+    for version in reversed(published_versions(repository)):
+        try:
+            manifest = read_manifest(repository, version)
+            check_complete(repository, version, manifest)
+        except ManifestError:
+            continue
+        if manifest.fingerprint == fingerprint:
+            return version
+    return None
 
 
-def publish_version(repository: Path, version: int, plan: BucketPlan, parts: VersionParts) -> None:
-    """Write version `version`; one that is there already is replaced.
+def next_version(repository: Path) -> int:
+    """The next number that no folder of any model has."""
+    taken = (number for model in repository.iterdir() for number in version_numbers(model))
+    return max(taken, default=0) + 1
+
+
+def publish_version(repository: Path, plan: BucketPlan, parts: VersionParts) -> int:
+    """Write a new version; leftovers of interrupted publications are removed first.
 
     Args:
-        repository: the model repository.
-        version: number of the version.
+        repository: the model repository; the caller holds its lock.
         plan: the buckets, one lane folder each.
-        parts: what goes in. The engine's file is hard-linked into every lane where the file system can.
+        parts: what goes in. Engines are hard-linked where the file system can: a changed file is a new file.
+
+    Returns:
+        Its number.
 
     Raises:
-        PublishError: a folder could not be written. The version is then absent, or as it was.
+        PublishError: a folder could not be written; the repository is as it was.
     """
-    repository.mkdir(parents=True, exist_ok=True)
     try:
-        with tempfile.TemporaryDirectory(prefix=".staging-", dir=repository) as staging:
-            folders = _stage(Path(staging), version, plan, parts)
-            _retire(repository, version, Path(staging) / "retired")
-            for name in folders:
-                target = repository / name / str(version)
+        repository.mkdir(parents=True, exist_ok=True)
+        sweep(repository)
+        version = next_version(repository)
+        with _staging(repository, version) as staging:
+            models = [bucket.model for bucket in plan.buckets]
+            (staging / _JOURNAL).write_text(json.dumps({"version": version, "lanes": models}), encoding="utf-8")
+            _stage(staging, version, plan, parts)
+            _sync(staging)
+            for model in (*models, ENTRY):
+                target = repository / model / str(version)
                 target.parent.mkdir(exist_ok=True)
-                os.replace(Path(staging) / name / str(version), target)
+                if model == ENTRY:
+                    # What the commit names must be on the disk before it.
+                    for lane in models:
+                        _sync_file(repository / lane)
+                os.replace(staging / model / str(version), target)
+            _sync_file(repository / ENTRY)
     except OSError as error:
         raise PublishError(
-            f"version {version} could not be published into {repository}",
+            f"a version could not be published into {repository}; it is as it was",
             value=str(error),
             remedy="free some space or correct the permissions, then build again",
         ) from error
+    return version
 
 
-def _stage(staging: Path, version: int, plan: BucketPlan, parts: VersionParts) -> list[str]:
-    """Write every folder of the version below `staging`; the order is the order of publishing."""
+def sweep(repository: Path) -> list[str]:
+    """Remove what interrupted publications left: their staging folders and the lanes that nothing names.
+
+    Returns:
+        What was removed, relative to the repository.
+    """
+    removed = []
+    for staging in sorted((repository / ENTRY).glob(f"{_STAGING}*")):
+        removed += _undo(repository, staging)
+        removed.append(f"{ENTRY}/{staging.name}")
+    if removed:
+        _remove_if_empty(repository / ENTRY)
+    return removed
+
+
+@contextmanager
+def _staging(repository: Path, version: int) -> Iterator[Path]:
+    entry = repository / ENTRY
+    entry.mkdir(exist_ok=True)
+    try:
+        staging = Path(tempfile.mkdtemp(prefix=f"{_STAGING}{version}-", dir=entry))
+        try:
+            yield staging
+        finally:
+            _undo(repository, staging)
+    finally:
+        _remove_if_empty(entry)
+
+
+def _undo(repository: Path, staging: Path) -> list[str]:
+    """End a publication: without `encode/N`, its lanes go; the staging folder, which says so, goes last."""
+    removed = []
+    with suppress(FileNotFoundError, ValueError, KeyError):
+        # Written before anything is moved: where it cannot be read, nothing was.
+        journal = json.loads((staging / _JOURNAL).read_text(encoding="utf-8"))
+        version = str(journal["version"])
+        if not (repository / ENTRY / version).exists():
+            for lane in journal["lanes"]:
+                if (repository / lane / version).exists():
+                    shutil.rmtree(repository / lane / version)
+                    removed.append(f"{lane}/{version}")
+                _remove_if_empty(repository / lane)
+    # The journal goes last: a sweep that is itself killed is finished by the next one.
+    for path in staging.iterdir():
+        if path.name != _JOURNAL:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    shutil.rmtree(staging)
+    return removed
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with suppress(OSError):
+        folder.rmdir()
+
+
+def _stage(staging: Path, version: int, plan: BucketPlan, parts: VersionParts) -> None:
+    """Write every folder of the version below `staging`, the manifest last."""
+    files, hashes = [], _Hashes()
     for bucket in plan.buckets:
         folder = _code(staging, "lane", bucket.model, version)
-        _link(parts.onnx, folder / "model.onnx")
+        for name, source in parts.engine_files(bucket.model).items():
+            _link(source, folder / name)
+            path = f"{bucket.model}/{name}"
+            files.append(PublishedFile(path=path, sha256=hashes[source], bytes=source.stat().st_size))
     folder = _code(staging, "entry", ENTRY, version)
     shutil.copyfile(parts.tokenizer, folder / "tokenizer.json")
-    (folder / MANIFEST).write_text(json.dumps(parts.manifest, indent=2) + "\n", encoding="utf-8")
-    return [*(bucket.model for bucket in plan.buckets), ENTRY]
+    facts = {"files": tuple(files), "tokenizer_sha256": hashes[parts.tokenizer]}
+    text = parts.manifest.model_copy(update=facts).model_dump_json(indent=2)
+    (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
+
+
+class _Hashes(dict[Path, str]):
+    """Hashes by path, each file read once."""
+
+    def __missing__(self, path: Path) -> str:
+        self[path] = sha256_of(path)
+        return self[path]
 
 
 def _code(staging: Path, kind: str, model: str, version: int) -> Path:
@@ -89,6 +213,10 @@ def _code(staging: Path, kind: str, model: str, version: int) -> Path:
     package.mkdir(parents=True)
     for file in sorted((SERVING / kind).glob("*.py")):
         shutil.copyfile(file, (folder if file.name == "model.py" else package) / file.name)
+    # Python cannot write bytecode where a file has that name. Bytecode would change the folder after Triton has read
+    # its times, and Triton would load this version again, beside itself, whenever another one is added (2.51).
+    (folder / "__pycache__").touch()
+    (package / "__pycache__").touch()
     return folder
 
 
@@ -100,11 +228,17 @@ def _link(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-def _retire(repository: Path, version: int, retired: Path) -> None:
-    """Move a version that is there out of the way, the entry first: from then on nothing names it."""
-    names = [ENTRY, *sorted(path.name for path in repository.glob("encoder_*"))]
-    for name in names:
-        folder = repository / name / str(version)
-        if folder.exists():
-            retired.mkdir(exist_ok=True)
-            os.replace(folder, retired / name)
+def _sync(folder: Path) -> None:
+    """Bring a tree to the disk, so that no power cut can leave an empty file behind a published name."""
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            _sync_file(Path(parent) / name)
+        _sync_file(Path(parent))
+
+
+def _sync_file(path: Path) -> None:
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,13 @@ from typing import Any
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as proto
 
-from builders.bucket import Bucket, BucketPlan, plan_buckets
+from builders.bucket import Bucket, BucketPlan, plan_buckets, plan_built
+from builders.errors import SettingsError
+from builders.manifest import ENTRY, Manifest, read_manifest
 from builders.settings import DeploySettings, LevelSettings
 from builders.source import EncoderSource
+from builders.state import served_now
 
-ENTRY = "encode"
 HEADER = "# Rendered from the deployment's settings; `make render` overwrites it.\n"
 INTERACTIVE, BACKGROUND = 1, 2
 
@@ -31,8 +34,34 @@ _STREAM_PRIORITY = {
 }
 
 
+@dataclass(frozen=True)
+class VersionFacts:
+    """What a configuration takes from the version that it serves; everything else is in the settings.
+
+    Attributes:
+        dim: last axis of the output.
+        pad_id: padding token.
+        plan: the buckets.
+    """
+
+    dim: int
+    pad_id: int
+    plan: BucketPlan
+
+
+def facts_of_source(settings: DeploySettings, source: EncoderSource) -> VersionFacts:
+    """The facts of a version that would be built now."""
+    return VersionFacts(dim=source.dim, pad_id=source.pad_id, plan=bucket_plan(settings, source))
+
+
+def facts_of_manifest(settings: DeploySettings, manifest: Manifest) -> VersionFacts:
+    """The facts of a version that was published, perhaps with other settings."""
+    plan = plan_built(settings, manifest.buckets, positions=manifest.positions, max_tokens=manifest.max_tokens)
+    return VersionFacts(dim=manifest.output.size, pad_id=manifest.pad_id, plan=plan)
+
+
 def render_configs(settings: DeploySettings, source: EncoderSource, versions: tuple[int, ...] = (1,)) -> dict[str, str]:
-    """The text of every config.pbtxt.
+    """The text of every config.pbtxt, as for a version built now.
 
     Args:
         settings: the deployment.
@@ -42,12 +71,72 @@ def render_configs(settings: DeploySettings, source: EncoderSource, versions: tu
     Returns:
         Model name to text, the lanes in rising length, then the entry.
     """
-    plan = bucket_plan(settings, source)
-    configs = [_lane_config(settings, source, bucket) for bucket in plan.buckets]
-    configs.append(_entry_config(settings, source, plan))
-    for config in configs:
-        config.version_policy.specific.versions.extend(versions)
+    facts = facts_of_source(settings, source)
+    return _render(settings, dict.fromkeys(versions, facts), facts, versions)
+
+
+def render_versions(settings: DeploySettings, lanes: Mapping[int, VersionFacts], served: int) -> dict[str, str]:
+    """The text of every config.pbtxt with the lanes of several versions and the entry of one.
+
+    Args:
+        settings: the deployment.
+        lanes: the versions whose lanes are loaded, the served one among them. The lanes' texts depend on the set
+            alone, so that changing `served` leaves the lanes as they are.
+        served: the version that the entry serves.
+
+    Returns:
+        As `render_configs`.
+
+    Raises:
+        SettingsError: one configuration cannot serve a lane of all these versions.
+    """
+    return _render(settings, lanes, lanes[served], (served,))
+
+
+def render_repository(settings: DeploySettings, source: EncoderSource) -> dict[str, str]:
+    """The text of every config.pbtxt for what the repository serves: its state, else its newest version, else 1.
+
+    Raises:
+        StateError, ManifestError: the state file or the manifest of a served version cannot be used.
+    """
+    state = served_now(settings.repository)
+    if state is None:
+        return render_configs(settings, source)
+    lanes = {v: facts_of_manifest(settings, read_manifest(settings.repository, v)) for v in state.lanes}
+    return render_versions(settings, lanes, state.served)
+
+
+def _render(
+    settings: DeploySettings, lanes: Mapping[int, VersionFacts], entry: VersionFacts, served: tuple[int, ...]
+) -> dict[str, str]:
+    configs = []
+    for length in sorted({bucket.length for facts in lanes.values() for bucket in facts.plan.buckets}):
+        there = {
+            version: (facts, bucket)
+            for version, facts in sorted(lanes.items())
+            for bucket in facts.plan.buckets
+            if bucket.length == length
+        }
+        facts = next(iter(there.values()))[0]
+        config = _lane_config(settings, facts.dim, _common(settings, {v: b for v, (_, b) in there.items()}))
+        config.version_policy.specific.versions.extend(there)
+        configs.append(config)
+    config = _entry_config(settings, entry)
+    config.version_policy.specific.versions.extend(served)
+    configs.append(config)
     return {config.name: HEADER + text_format.MessageToString(config) for config in configs}
+
+
+def _common(settings: DeploySettings, buckets: Mapping[int, Bucket]) -> Bucket:
+    """The bucket as every version of it can serve it: a model's versions share its configuration."""
+    smallest = min(buckets.values(), key=lambda bucket: bucket.batch)
+    profiles = {version: bucket.index for version, bucket in buckets.items()}
+    if settings.engine.kind == "tensorrt" and len(set(profiles.values())) > 1:
+        raise SettingsError(
+            f"{smallest.model} has another profile in each version, and a model's versions share one configuration",
+            value=profiles, remedy="build with the buckets of the served version, or promote with --offline --drop-old",
+        )  # fmt: skip
+    return replace(smallest, index=max(profiles.values()))
 
 
 def bucket_plan(settings: DeploySettings, source: EncoderSource) -> BucketPlan:
@@ -68,28 +157,35 @@ def write_configs(repository: Path, configs: dict[str, str]) -> list[Path]:
         path = repository / name / "config.pbtxt"
         if path.exists() and path.read_text(encoding="utf-8") == text:
             continue
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_name(".config.pbtxt.new")
-        draft.write_text(text, encoding="utf-8")
-        os.replace(draft, path)
+        write_config(path, text)
         changed.append(path)
-    for path in _stale(repository, set(configs)):
+    for path in stale_configs(repository, set(configs)):
         path.unlink()
         changed.append(path)
     return changed
 
 
-def _stale(repository: Path, names: set[str]) -> Iterator[Path]:
-    for path in repository.glob("encoder_*/config.pbtxt"):
-        if path.parent.name not in names:
+def write_config(path: Path, text: str) -> None:
+    """Write one config.pbtxt whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(".config.pbtxt.new")
+    draft.write_text(text, encoding="utf-8")
+    os.replace(draft, path)
+
+
+def stale_configs(repository: Path, names: Set[str]) -> Iterator[Path]:
+    """Configurations of lanes (`encoder_<length>`) other than `names`; models of other kinds are not ours."""
+    for path in sorted(repository.glob("encoder_*/config.pbtxt")):
+        model = path.parent.name
+        if model.removeprefix("encoder_").isdigit() and model not in names:
             yield path
 
 
-def _entry_config(settings: DeploySettings, source: EncoderSource, plan: BucketPlan) -> Any:
-    entry = settings.entry
+def _entry_config(settings: DeploySettings, facts: VersionFacts) -> Any:
+    entry, plan = settings.entry, facts.plan
     config = proto.ModelConfig(name=ENTRY, backend="python", max_batch_size=entry.batch)
     config.input.add(name="TEXT", data_type=proto.TYPE_STRING, dims=[1])
-    config.output.add(name="EMBEDDING", data_type=proto.TYPE_FP32, dims=[source.dim])
+    config.output.add(name="EMBEDDING", data_type=proto.TYPE_FP32, dims=[facts.dim])
     config.output.add(name="TOKENS", data_type=proto.TYPE_INT32, dims=[1])
     config.output.add(name="CUT", data_type=proto.TYPE_INT32, dims=[1])
     config.instance_group.add(count=entry.processes, kind=proto.ModelInstanceGroup.KIND_CPU)
@@ -106,9 +202,9 @@ def _entry_config(settings: DeploySettings, source: EncoderSource, plan: BucketP
         "max_text_bytes": entry.max_text_bytes,
         "tokenizer_threads": entry.tokenizer_threads,
         "wake_after_ms": entry.wake_after_ms,
-        "pad_id": source.pad_id,
+        "pad_id": facts.pad_id,
         "output": "EMBEDDING",
-        "dim": source.dim,
+        "dim": facts.dim,
         "late_bound": settings.lanes.short.late_bound,
         "long_workers": settings.lanes.long.workers,
         "long_bound": settings.lanes.long.bound,
@@ -136,12 +232,12 @@ def _queue_policy(level: LevelSettings) -> Any:
     )
 
 
-def _lane_config(settings: DeploySettings, source: EncoderSource, bucket: Bucket) -> Any:
+def _lane_config(settings: DeploySettings, dim: int, bucket: Bucket) -> Any:
     lane = settings.lanes.short if bucket.lane == "short" else settings.lanes.long
     config = proto.ModelConfig(name=bucket.model, max_batch_size=bucket.batch)
     config.input.add(name="input_ids", data_type=proto.TYPE_INT32, dims=[bucket.length])
     config.input.add(name="length", data_type=proto.TYPE_INT32, dims=[1])
-    config.output.add(name="EMBEDDING", data_type=proto.TYPE_FP32, dims=[source.dim])
+    config.output.add(name="EMBEDDING", data_type=proto.TYPE_FP32, dims=[dim])
     # No priorities, timeouts or queue size here: any of them turns Triton's pre-fetching off (docs/queue.md).
     config.dynamic_batching.SetInParent()
     config.dynamic_batching.max_queue_delay_microseconds = round(lane.window_ms * 1000)

@@ -7,7 +7,7 @@ import queue
 import shlex
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +33,7 @@ def serve(
     *,
     log_path: Path | None = None,
     console: Console | None = None,
+    on_ready: Callable[[], None] | None = None,
 ) -> int:
     """Serve `models` of `repository` until Ctrl-C or SIGTERM; must be called in the main thread.
 
@@ -46,6 +47,7 @@ def serve(
         host: the address to listen on.
         log_path: where the server's whole log goes; a temporary file by default.
         console: where to print; standard output by default.
+        on_ready: called once, when every model answers.
 
     Returns:
         The command's exit code: 0 after a clean stop, 1 if the server ended by itself or had to be killed.
@@ -70,6 +72,8 @@ def serve(
                     for event in _waiting(events):
                         screen.event(event, starting=True)
                     screen.ready(server)
+                    if on_ready:
+                        on_ready()
                 time.sleep(_TICK_S)
             screen.stopping(server)
         except ServerError as error:

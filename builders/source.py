@@ -46,7 +46,13 @@ class Family:
 
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
-    {"bert": Family(positions_after_pad=False, token_types=True, pad_id=0)}
+    {
+        "bert": Family(positions_after_pad=False, token_types=True, pad_id=0),
+        "mpnet": Family(positions_after_pad=True, token_types=False, pad_id=1),
+        # RoBERTa's own token types are one row of zeros' type: looked up once, at export, like BERT's.
+        "roberta": Family(positions_after_pad=True, token_types=True, pad_id=1),
+        "xlm-roberta": Family(positions_after_pad=True, token_types=True, pad_id=1),
+    }
 )
 """Families whose export is proven against sentence-transformers, by `model_type` of config.json."""
 

@@ -10,8 +10,10 @@ import pytest
 import yaml
 
 from builders.build import BuildResult, build
-from builders.errors import BuilderError
+from builders.errors import BuilderError, PublishError
+from builders.lock import LOCK, repository_lock
 from builders.settings import load_settings
+from builders.versions import record_start
 
 ROOT = Path(__file__).parents[2]
 Build = Callable[..., BuildResult]
@@ -42,6 +44,10 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: list[str]) -> B
     return run
 
 
+def times_of(repository: Path) -> dict[Path, int]:
+    return {file: file.stat().st_mtime_ns for file in repository.rglob("*") if file.name != LOCK}
+
+
 def test_lanes_named_first_and_the_entry_last(make: Build) -> None:
     result = make()
     assert result.models == (*(f"encoder_{length}" for length in (16, 32, 64, 128, 256, 512)), "encode")
@@ -58,10 +64,10 @@ def test_buckets_left_out_are_told(make: Build, steps: list[str]) -> None:
 
 def test_nothing_written_when_the_version_is_up_to_date(make: Build, steps: list[str]) -> None:
     first = make()
-    times = {file: file.stat().st_mtime_ns for file in first.repository.rglob("*")}
+    times = times_of(first.repository)
     second = make()
     assert (first.built, second.built) == (True, False)
-    assert {file: file.stat().st_mtime_ns for file in first.repository.rglob("*")} == times
+    assert times_of(first.repository) == times
     assert "is up to date" in steps[-1]
 
 
@@ -88,15 +94,59 @@ def test_gpu_engines_refused_with_what_to_use(make: Build, tmp_path: Path) -> No
     assert not (tmp_path / "repository").exists()
 
 
-@pytest.mark.xfail(strict=True, reason="defect: only the manifest of the entry is looked at")
 def test_version_built_again_when_a_lane_of_it_is_missing(make: Build) -> None:
     first = make()
     shutil.rmtree(first.repository / "encoder_64/1")
     assert make().built
 
 
-@pytest.mark.xfail(strict=True, reason="defect: read_manifest hands on what is no mapping")
 def test_version_built_again_when_its_manifest_is_no_mapping(make: Build) -> None:
     first = make()
     (first.repository / "encode/1/manifest.json").write_text("[1]")
     assert make().built
+
+
+def test_new_version_served_only_when_promoted(make: Build, steps: list[str]) -> None:
+    first = make()
+    record_start(first.repository)
+    second = make(buckets=[16, 512])
+    assert (first.version, first.served, second.version, second.served) == (1, 1, 2, 1)
+    assert steps[-1] == "version 1 is served; to serve 2: make promote VERSION=2"
+    # The configurations are version 1's, with its buckets.
+    assert second.models == first.models
+    assert "versions: 1\n" in (first.repository / "encode/config.pbtxt").read_text()
+
+
+def test_newest_version_served_when_nobody_served_or_promoted_yet(make: Build) -> None:
+    make()
+    second = make(buckets=[16, 512])
+    assert (second.version, second.served) == (2, 2)
+    assert second.models == ("encoder_16", "encoder_512", "encode")
+    assert not (second.repository / "encoder_64/config.pbtxt").exists()
+
+
+def test_older_version_found_again_when_the_settings_go_back(make: Build) -> None:
+    make()
+    make(buckets=[16, 512])
+    third = make()
+    assert (third.version, third.built) == (1, False)
+
+
+def test_leftovers_of_an_interrupted_build_removed_and_told(make: Build, steps: list[str]) -> None:
+    first = make()
+    staging = first.repository / "encode/.staging-2-abc"
+    (first.repository / "encoder_16/2").mkdir()
+    staging.mkdir()
+    (staging / "lanes.json").write_text('{"version": 2, "lanes": ["encoder_16"]}')
+    make()
+    assert not staging.exists()
+    assert not (first.repository / "encoder_16/2").exists()
+    assert "removed encoder_16/2: an interrupted build had left it" in steps
+
+
+def test_build_refused_when_another_holds_the_repository(make: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = make()
+    monkeypatch.setattr("builders.build.repository_lock", lambda path: repository_lock(path, wait_s=0.2))
+    with repository_lock(first.repository), pytest.raises(PublishError, match=r"another build.*process \d+"):
+        make(buckets=[16, 512])
+    assert make(buckets=[16, 512]).version == 2

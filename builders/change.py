@@ -1,0 +1,176 @@
+"""One change of the served version, step by step, and the way back when a step fails."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from builders.control import ModelControl
+from builders.errors import AnswerError, ControlError
+from builders.manifest import ENTRY, Manifest
+from builders.render import facts_of_manifest, render_versions, stale_configs, write_config
+from builders.settings import DeploySettings
+
+_PROBE = "Is this version ready to answer?"
+
+
+@dataclass
+class VersionChange:
+    """The configurations that a change writes and the models that it loads, and how they are put back.
+
+    Attributes:
+        repository: the model repository.
+        settings: the deployment.
+        control: the running server; None where configurations alone change.
+        progress: told one line per step.
+        manifests: the versions whose lanes are to be loaded.
+    """
+
+    repository: Path
+    settings: DeploySettings
+    control: ModelControl | None
+    progress: Callable[[str], None]
+    manifests: dict[int, Manifest]
+    before: dict[str, str | None] = field(default_factory=dict)
+    """Texts of the configurations as they were; None where there was none."""
+    touched: list[str] = field(default_factory=list)
+    """Models whose configuration was written, in that order."""
+
+    def configs(self, served: int) -> dict[str, str]:
+        """Every configuration with the lanes of all versions of this change and the entry of one."""
+        facts = {v: facts_of_manifest(self.settings, manifest) for v, manifest in self.manifests.items()}
+        return render_versions(self.settings, facts, served)
+
+    def lanes(self, version: int) -> Iterator[tuple[str, int]]:
+        """Lane models of a version and their lengths."""
+        for bucket in self.manifests[version].buckets:
+            yield bucket.model, bucket.length
+
+    def versions_of(self, model: str) -> tuple[int, ...]:
+        """Versions of this change that have this lane."""
+        return tuple(sorted(v for v in self.manifests if model in dict(self.lanes(v))))
+
+    def lanes_ready(self, version: int) -> bool:
+        """Whether every lane of a version is loaded."""
+        index = self.control.index() if self.control else {}
+        return all(version in index.get(model, ()) for model, _ in self.lanes(version))
+
+    def load_lanes(self) -> bool:
+        """Lanes of all versions of this change, loaded, warmed and asked once; whether anything was loaded."""
+        configs = self.configs(max(self.manifests))
+        configs.pop(ENTRY)
+        index = self.control.index() if self.control else {}
+        loaded = False
+        for number, (model, text) in enumerate(configs.items(), start=1):
+            wanted = self.versions_of(model)
+            if not self._write(model, text) and index.get(model) == wanted:
+                continue
+            if self.control:
+                self.progress(f"loading {model}, versions {_listed(wanted)} ({number} of {len(configs)})")
+                self._load(model, wanted)
+                loaded = True
+        if self.control:
+            for version, manifest in self.manifests.items():
+                for model, length in self.lanes(version):
+                    answer = self.control.ask_lane(model, version, length, manifest.output.name)
+                    _check_answer(answer, manifest.output.size, model, version)
+        return loaded
+
+    def switch(self, version: int) -> float:
+        """Change the entry over to `version` and ask it; returns the seconds."""
+        began = time.monotonic()
+        self._write(ENTRY, self.configs(version)[ENTRY])
+        if self.control:
+            self.progress(f"loading {ENTRY}, version {version}")
+            self._load(ENTRY, (version,))
+            output = self.manifests[version].output
+            _check_answer(self.control.ask_entry(ENTRY, version, _PROBE, output.name), output.size, ENTRY, version)
+        return time.monotonic() - began
+
+    def keep_only(self, version: int) -> None:
+        """Give the memory of the other versions' lanes back; the entry does not call them any more."""
+        self.manifests = {version: self.manifests[version]}
+        for model, text in self.configs(version).items():
+            if model != ENTRY and self._write(model, text) and self.control:
+                self.control.load(model)
+
+    def drop_unused(self) -> None:
+        """Unload the lanes that no version of this change has, and remove their configurations."""
+        for path in stale_configs(self.repository, {model for v in self.manifests for model, _ in self.lanes(v)}):
+            self.progress(f"unloading {path.parent.name}")
+            if self.control:
+                self.control.unload(path.parent.name)
+            path.unlink()
+
+    @contextmanager
+    def put_back_on_failure(self) -> Iterator[None]:
+        """On any failure, Ctrl-C too, the configurations and what the server serves are as before."""
+        try:
+            yield
+        except BaseException as error:
+            self.progress("it failed: what was served is put back")
+            for problem in self._put_back():
+                error.add_note(problem)
+                self.progress(problem)
+            raise
+
+    def _put_back(self) -> Iterator[str]:
+        """The entry first, while all lanes are loaded; yields what could not be done."""
+        for model in reversed(self.touched):
+            text, path = self.before[model], self.repository / model / "config.pbtxt"
+            try:
+                if text is not None:
+                    write_config(path, text)
+                    # A load does nothing while Triton sees the file's old time.
+                    os.utime(path)
+                    if self.control:
+                        self.control.load(model)
+                    continue
+                path.unlink(missing_ok=True)
+                if self.control:
+                    self.control.unload(model)
+            except (ControlError, OSError) as problem:
+                yield f"{model} could not be put back: {problem}"
+
+    def _write(self, model: str, text: str) -> bool:
+        """Whether the configuration had to be written."""
+        path = self.repository / model / "config.pbtxt"
+        current = path.read_text(encoding="utf-8") if path.exists() else None
+        if current == text:
+            return False
+        if model not in self.before:
+            self.before[model] = current
+            self.touched.append(model)
+        write_config(path, text)
+        return True
+
+    def _load(self, model: str, versions: tuple[int, ...]) -> None:
+        if self.control is None:
+            return
+        if model not in self.before:
+            path = self.repository / model / "config.pbtxt"
+            self.before[model] = path.read_text(encoding="utf-8")
+            self.touched.append(model)
+        self.control.load(model)
+        self.control.wait_served(model, versions)
+
+
+def _check_answer(vectors: NDArray[Any], size: int, model: str, version: int) -> None:
+    if vectors.shape != (1, size) or not np.isfinite(vectors).all():
+        raise AnswerError(
+            f"{model} version {version} answers wrongly",
+            value=f"shape {list(vectors.shape)}, {'finite' if np.isfinite(vectors).all() else 'not finite'}",
+            limit=f"finite, [1, {size}]", remedy="make build-engines",
+        )  # fmt: skip
+
+
+def _listed(versions: tuple[int, ...]) -> str:
+    return " and ".join(map(str, versions))

@@ -1,0 +1,184 @@
+"""A small client of Triton's model control API (gRPC), with errors that say what to do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import tritonclient.grpc as triton
+from numpy.typing import NDArray
+from tritonclient.utils import InferenceServerException
+
+from builders.errors import AnswerError, ControlError, LoadError, RestrictedError, UnreachableError
+
+#: Triton's own prefix for the keys of `--grpc-restricted-protocol`.
+_KEY_PREFIX = "triton-grpc-protocol-"
+_POLL_S = 0.05
+
+
+class ModelControl:
+    """Loads and unloads the models of a running server.
+
+    Quick start::
+
+        with ModelControl("localhost:8001") as control:
+            control.load("encode")
+            control.ready_versions("encode")  # (2,)
+
+    Args:
+        url: the server's gRPC address, host and port.
+        key: name and value where the server restricts the API
+            (`--grpc-restricted-protocol=model-repository:NAME=VALUE`).
+        load_timeout_s: the longest load, warm-up included, seconds.
+        timeout_s: the longest other call, seconds.
+    """
+
+    def __init__(
+        self, url: str, *, key: tuple[str, str] | None = None, load_timeout_s: float = 600.0, timeout_s: float = 10.0
+    ) -> None:
+        """Nothing is sent yet."""
+        self.url = url
+        self._headers = {f"{_KEY_PREFIX}{key[0]}": key[1]} if key else None
+        self._load_timeout_s, self._timeout_s = load_timeout_s, timeout_s
+        self._client = triton.InferenceServerClient(url)
+
+    def __enter__(self) -> Self:
+        """The client itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the connection."""
+        self._client.close()
+
+    def load(self, model: str) -> None:
+        """Load a model, or bring it to what its configuration says now; returns when that is done.
+
+        Raises:
+            LoadError: it could not be loaded; Triton serves on what it served before.
+            ControlError: as any call.
+        """
+        try:
+            self._client.load_model(model, headers=self._headers, client_timeout=self._load_timeout_s)
+        except InferenceServerException as error:
+            raise self._error(error, LoadError, f"{model} could not be loaded") from error
+
+    def unload(self, model: str) -> None:
+        """Unload every version of a model; requests in flight are answered first.
+
+        Raises:
+            ControlError: as any call.
+        """
+        try:
+            self._client.unload_model(model, headers=self._headers, client_timeout=self._timeout_s)
+        except InferenceServerException as error:
+            raise self._error(error, ControlError, f"{model} could not be unloaded") from error
+
+    def index(self) -> Mapping[str, tuple[int, ...]]:
+        """Model name -> versions that are ready, rising; a model that is not loaded has none.
+
+        Raises:
+            ControlError: as any call.
+        """
+        try:
+            answer: Any = self._client.get_model_repository_index(headers=self._headers, client_timeout=self._timeout_s)
+        except InferenceServerException as error:
+            raise self._error(error, ControlError, "the server's model index could not be read") from error
+        found: dict[str, list[int]] = {}
+        for model in answer.models:
+            ready = found.setdefault(str(model.name), [])
+            if model.state == "READY" and str(model.version).isdigit():
+                ready.append(int(model.version))
+        return {name: tuple(sorted(versions)) for name, versions in found.items()}
+
+    def ready_versions(self, model: str) -> tuple[int, ...]:
+        """Versions of a model that are ready, rising.
+
+        Raises:
+            ControlError: as any call.
+        """
+        return self.index().get(model, ())
+
+    def ready(self, model: str, version: int) -> bool:
+        """Whether one version answers.
+
+        Raises:
+            ControlError: as any call.
+        """
+        try:
+            return bool(self._client.is_model_ready(model, str(version), client_timeout=self._timeout_s))
+        except InferenceServerException as error:
+            raise self._error(error, ControlError, f"{model} version {version} could not be asked for") from error
+
+    def wait_served(self, model: str, versions: tuple[int, ...], wait_s: float = 30.0) -> None:
+        """Wait until these versions are ready: all of them have been loaded and warmed up.
+
+        Raises:
+            LoadError: one is not.
+            ControlError: as any call.
+        """
+        deadline = time.monotonic() + wait_s
+        while missing := [version for version in versions if not self.ready(model, version)]:
+            if time.monotonic() > deadline:
+                raise LoadError(
+                    f"{model} is loaded, but not every version of it is ready", value=missing, limit=f"{wait_s:g} s",
+                    remedy=f"see the server's log, and that {self.url} serves this repository",
+                )  # fmt: skip
+            time.sleep(_POLL_S)
+
+    def ask_lane(self, model: str, version: int, length: int, output: str) -> NDArray[np.float32]:
+        """Run one text of one token through a lane.
+
+        Raises:
+            AnswerError: the lane answers with an error.
+        """
+        ids, count = triton.InferInput("input_ids", [1, length], "INT32"), triton.InferInput("length", [1, 1], "INT32")
+        ids.set_data_from_numpy(np.zeros((1, length), dtype=np.int32))
+        count.set_data_from_numpy(np.ones((1, 1), dtype=np.int32))
+        return self._ask(model, version, [ids, count], output, {})
+
+    def ask_entry(self, model: str, version: int, text: str, output: str) -> NDArray[np.float32]:
+        """Encode one text with one version of the entry, ahead of all background work.
+
+        Raises:
+            AnswerError: it answers with an error.
+        """
+        tensor = triton.InferInput("TEXT", [1, 1], "BYTES")
+        tensor.set_data_from_numpy(np.array([[text.encode()]], dtype=np.object_))
+        return self._ask(model, version, [tensor], output, {"priority": 1})
+
+    def _ask(
+        self, model: str, version: int, inputs: list[Any], output: str, options: dict[str, Any], wait_s: float = 30.0
+    ) -> NDArray[np.float32]:
+        """A busy server may reject: it is asked again for `wait_s` seconds."""
+        deadline = time.monotonic() + wait_s
+        while True:
+            try:
+                answer = self._client.infer(
+                    model, inputs, model_version=str(version), client_timeout=self._timeout_s, **options
+                )
+            except InferenceServerException as error:
+                if "UNAVAILABLE" not in str(error.status()) or time.monotonic() > deadline:
+                    raise self._error(error, AnswerError, f"{model} version {version} does not answer") from error
+                time.sleep(_POLL_S)
+                continue
+            vectors: NDArray[np.float32] = answer.as_numpy(output)
+            return vectors
+
+    def _error(self, error: Any, kind: type[ControlError], what: str) -> ControlError:
+        message = str(error.message())
+        if "is restricted, expecting header" in message:
+            name = message.rpartition(_KEY_PREFIX)[2].strip("' ")
+            return RestrictedError(
+                f"{what}: the server restricts this API", remedy=f"give its key: --control-key {name}=VALUE"
+            )
+        if "failed to connect" in message or "Connection refused" in message:
+            return UnreachableError(
+                f"{what}: no server answers", value=self.url,
+                remedy="start it (make serve), correct --url (the gRPC address), or use --offline",
+            )  # fmt: skip
+        return kind(f"{what}: {message}", remedy="see the server's log")

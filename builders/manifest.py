@@ -1,0 +1,274 @@
+"""`manifest.json` of a version: what it was made from, by what, for which machine; and what it may replace."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from builders.bucket import Bucket
+from builders.errors import ManifestError
+
+ENTRY = "encode"
+MANIFEST = "manifest.json"
+_REBUILD = "make build-engines"
+
+
+class Facts(BaseModel):
+    """Base of all parts of a manifest: frozen, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
+
+
+class BuiltBucket(Facts):
+    """A bucket as far as the engine fixes it."""
+
+    length: int = Field(ge=1)
+    """Tokens a text is padded to."""
+    index: int = Field(ge=0)
+    """Optimisation profile in the plan."""
+    batch: int = Field(ge=1)
+    """Largest batch, texts."""
+
+    @property
+    def model(self) -> str:
+        """Name of the Triton model."""
+        return f"encoder_{self.length}"
+
+
+class Output(Facts):
+    """What the entry answers: clients depend on it, so a version with another one is another model."""
+
+    name: str = "EMBEDDING"
+    """Name of the output tensor."""
+    size: int = Field(ge=1)
+    """Its last axis."""
+    labels: tuple[str, ...] | None = None
+    """Names of the places on that axis, for a classifier."""
+
+
+class Machine(Facts):
+    """The machine that a plan was made for: a TensorRT plan runs nowhere else."""
+
+    gpu: str | None = None
+    """Name of the GPU, as the driver says it."""
+    compute_capability: str | None = None
+    """Compute capability, "9.0"."""
+    tensorrt: str | None = None
+    """TensorRT version, "10.14.1"."""
+
+    def __str__(self) -> str:
+        """One line for people."""
+        capability = f" (compute capability {self.compute_capability})" if self.compute_capability else ""
+        return f"{self.gpu or 'no GPU'}{capability}, {f'TensorRT {self.tensorrt}' if self.tensorrt else 'no TensorRT'}"
+
+
+class PublishedFile(Facts):
+    """A file of the version, by its path in the repository without the version's number."""
+
+    path: str
+    """`encoder_128/model.plan`."""
+    sha256: str
+    """Hash of its bytes."""
+    bytes: int = Field(ge=0)
+    """Its size."""
+
+
+class Accuracy(Facts):
+    """A row of the accuracy table."""
+
+    metric: str
+    """What was measured."""
+    reference: float
+    """Of the FP32 model."""
+    candidate: float
+    """Of this version."""
+    loss: float
+    """(reference - candidate) / reference."""
+    limit: float
+    """The largest loss that passes."""
+
+
+class Manifest(Facts):
+    """Everything that is known of a version; written once, never changed."""
+
+    schema_version: Literal[1] = 1
+    """Version of this form."""
+    model: str
+    """Name of the source model."""
+    model_sha256: str
+    """Hash of the source model's files and of the settings that decide its vectors."""
+    task: str = "embedding"
+    """What the model answers."""
+    output: Output
+    """The answer's form."""
+    engine: Literal["onnxruntime", "tensorrt"]
+    """What runs the lanes."""
+    precision: str
+    """Arithmetic of the engine."""
+    steps: tuple[str, ...] = ()
+    """Fusion and precision steps, in their order."""
+    buckets: tuple[BuiltBucket, ...] = Field(min_length=1)
+    """The buckets, rising."""
+    max_tokens: int = Field(ge=1)
+    """Longest text, tokens; a longer one is cut."""
+    positions: int = Field(ge=1)
+    """Positions of the graph."""
+    pad_id: int = Field(ge=0)
+    """Padding token."""
+    machine: Machine | None = None
+    """The machine a plan was made for; none for an engine that runs anywhere."""
+    profile_memory: dict[str, int] = {}
+    """Activation memory by bucket model, bytes."""
+    accuracy: tuple[Accuracy, ...] = ()
+    """The accuracy table."""
+    export: dict[str, Any] = {}
+    """The exporter's report."""
+    serving_sha256: str
+    """Hash of the code beside the engines."""
+    graph_sha256: str
+    """Hash of the code that made the graph."""
+    git_commit: str | None = None
+    """Commit of the project, `+` behind it when the tree had changes."""
+    date: str
+    """When it was built, ISO 8601 with its offset."""
+    fingerprint: str
+    """Hash of all that decides the answers: equal fingerprints, equal versions."""
+    tokenizer_sha256: str = ""
+    """Hash of tokenizer.json; filled in by publish."""
+    files: tuple[PublishedFile, ...] = ()
+    """Engine files of the lanes; filled in by publish."""
+
+
+def built_buckets(buckets: tuple[Bucket, ...]) -> tuple[BuiltBucket, ...]:
+    """What a manifest keeps of the buckets."""
+    return tuple(BuiltBucket(length=b.length, index=b.index, batch=b.batch) for b in buckets)
+
+
+def published_versions(repository: Path) -> tuple[int, ...]:
+    """Numbers of the published versions, rising: those that `encode` has a folder of."""
+    return tuple(sorted(version_numbers(repository / ENTRY)))
+
+
+def version_numbers(model: Path) -> Iterator[int]:
+    """Numbers of a model's version folders; Triton ignores names with leading zeros."""
+    if not model.is_dir():
+        return
+    for path in model.iterdir():
+        if path.name.isascii() and path.name.isdigit() and path.name[0] != "0" and path.is_dir():
+            yield int(path.name)
+
+
+def read_manifest(repository: Path, version: int) -> Manifest:
+    """The manifest of a published version.
+
+    Raises:
+        ManifestError: there is no such version, or its manifest is missing, no JSON, of another form, or wrong.
+    """
+    path = repository / ENTRY / str(version) / MANIFEST
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        there = ", ".join(str(number) for number in published_versions(repository)) or "none"
+        what = f"version {version} has no manifest" if path.parent.is_dir() else f"{repository} has no such version"
+        raise ManifestError(what, value=version, limit=f"published: {there}", remedy=_REBUILD) from None
+    except (OSError, ValueError) as error:
+        raise ManifestError(f"{path} cannot be read: {error}", remedy=_REBUILD) from None
+    form = document.get("schema_version") if isinstance(document, dict) else None
+    if form != 1:
+        raise ManifestError(
+            f"{path} has another form", value=f"schema_version {form}", limit="schema_version 1",
+            remedy=f"{_REBUILD}, with the release of this project that serves it",
+        )  # fmt: skip
+    try:
+        return Manifest.model_validate(document)
+    except ValidationError as error:
+        problems = "; ".join(f"{'.'.join(map(str, p['loc']))}: {p['input']!r}: {p['msg']}" for p in error.errors())
+        raise ManifestError(f"{path}: {problems}", remedy=f"restore the file, or {_REBUILD}") from None
+
+
+def check_complete(repository: Path, version: int, manifest: Manifest, *, hashes: bool = False) -> None:
+    """Make sure that every file of a version is there, of its size and, with `hashes`, of its content.
+
+    Raises:
+        ManifestError: naming the first file that is missing or differs.
+    """
+    models = (ENTRY, *(bucket.model for bucket in manifest.buckets))
+    for model in models:
+        if not (repository / model / str(version) / "model.py").is_file():
+            raise _incomplete(repository, version, f"{model}/{version}/model.py is missing")
+    seen: dict[tuple[int, int], str] = {}
+    tokenizer = PublishedFile(path=f"{ENTRY}/tokenizer.json", sha256=manifest.tokenizer_sha256, bytes=0)
+    for file in (tokenizer, *manifest.files):
+        model, _, name = file.path.partition("/")
+        path = repository / model / str(version) / name
+        if not path.is_file():
+            raise _incomplete(repository, version, f"{model}/{version}/{name} is missing")
+        stat = path.stat()
+        if file.bytes and stat.st_size != file.bytes:
+            raise _incomplete(repository, version, f"{path.name} of {model} has {stat.st_size} bytes, not {file.bytes}")
+        if hashes:
+            key = (stat.st_dev, stat.st_ino)  # a file linked into every lane is read once
+            seen.setdefault(key, sha256_of(path))
+            if seen[key] != file.sha256:
+                raise _incomplete(repository, version, f"{path.name} of {model} is not the file that was published")
+
+
+def _incomplete(repository: Path, version: int, problem: str) -> ManifestError:
+    return ManifestError(f"version {version} of {repository} is damaged: {problem}", remedy=_REBUILD)
+
+
+def sha256_of(path: Path) -> str:
+    """Hash of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check_compatible(old: Manifest, new: Manifest) -> None:
+    """Make sure that `new` may take the place of `old` without clients noticing more than other numbers.
+
+    Raises:
+        ManifestError: the task, the output's name or size, or the labels differ: that is another model.
+    """
+    pairs = {
+        "task": (old.task, new.task),
+        "output": (old.output.name, new.output.name),
+        "output size": (old.output.size, new.output.size),
+        "labels": (old.output.labels, new.output.labels),
+    }
+    for name, (before, after) in pairs.items():
+        if before != after:
+            raise ManifestError(
+                f"this version is another model, its {name} differs from the served one's", value=after,
+                limit=f"{before!r}", remedy="serve it from a repository of its own, under an address of its own",
+            )  # fmt: skip
+
+
+def check_fits(manifest: Manifest, machine: Machine) -> None:
+    """Make sure that the engine of a version runs on `machine`; an ONNX Runtime engine does everywhere.
+
+    Raises:
+        ManifestError: with both fingerprints; a plan runs on its own kind of GPU and TensorRT version alone.
+    """
+    if manifest.engine != "tensorrt":
+        return
+    made = manifest.machine or Machine()
+    same = (
+        made.gpu == machine.gpu
+        and made.compute_capability == machine.compute_capability
+        and made.tensorrt is not None
+        and _release(made.tensorrt) == _release(machine.tensorrt or "")
+    )
+    if not same:
+        raise ManifestError(
+            "the plan was made for another machine", value=str(made), limit=f"this one: {machine}", remedy=_REBUILD
+        )
+
+
+def _release(version: str) -> tuple[str, ...]:
+    """Major, minor, patch: packages carry a fourth number, libraries do not."""
+    return tuple(version.split(".")[:3])

@@ -1,0 +1,106 @@
+"""What is served: a small git-ignored file in the repository that render reads and a restart keeps."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from builders.errors import StateError
+from builders.manifest import ENTRY, published_versions
+
+STATE = ".served.json"
+
+
+class Served(BaseModel):
+    """What one entry serves."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    served: int = Field(ge=1)
+    """The version that answers."""
+    previous: int | None = Field(default=None, ge=1)
+    """The version that `rollback` goes back to."""
+    lanes: tuple[int, ...]
+    """Versions whose lanes are loaded, rising; the served one is among them."""
+
+    @model_validator(mode="after")
+    def _lanes_hold_the_served(self) -> Served:
+        if self.served not in self.lanes or list(self.lanes) != sorted(set(self.lanes)):
+            raise ValueError("lanes must rise and hold the served version")
+        return self
+
+
+class _State(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    schema_version: Literal[1] = 1
+    entries: dict[str, Served]
+
+
+def read_state(repository: Path) -> Served | None:
+    """What is served, or None where nobody has served or promoted yet.
+
+    Raises:
+        StateError: the file cannot be read.
+    """
+    path = repository / STATE
+    remedy = f"restore the file, or remove it: then version {_newest(repository)}, the newest, is served"
+    try:
+        state = _State.model_validate_json(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise StateError(f"{path}: {where + ': ' if where else ''}{first['msg']}", remedy=remedy) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise StateError(f"{path} cannot be read: {error}", remedy=remedy) from None
+    return state.entries.get(ENTRY)
+
+
+def write_state(repository: Path, served: Served) -> None:
+    """Write it whole or not at all.
+
+    Raises:
+        StateError: the repository cannot be written.
+    """
+    text = json.dumps(_State(entries={ENTRY: served}).model_dump(), indent=2) + "\n"
+    draft = repository / f"{STATE}.new"
+    try:
+        with draft.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, repository / STATE)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise StateError(
+            f"{repository / STATE} cannot be written: {error}", remedy="free some space or correct the permissions"
+        ) from None
+
+
+def served_now(repository: Path) -> Served | None:
+    """What a start serves: the state's versions as far as they are there, else the newest; None where there is none.
+
+    Raises:
+        StateError: the state file is broken, or the version it names is not published any more.
+    """
+    state, there = read_state(repository), published_versions(repository)
+    if state is None:
+        return Served(served=there[-1], lanes=(there[-1],)) if there else None
+    if state.served not in there:
+        raise StateError(
+            f"the served version is not in {repository}", value=state.served,
+            limit=f"published: {', '.join(map(str, there)) or 'none'}",
+            remedy=f"put its folders back, or remove {repository / STATE}: then {_newest(repository)} is served",
+        )  # fmt: skip
+    lanes = tuple(version for version in state.lanes if version in there)
+    return Served(served=state.served, previous=state.previous if state.previous in there else None, lanes=lanes)
+
+
+def _newest(repository: Path) -> int:
+    return max(published_versions(repository), default=1)

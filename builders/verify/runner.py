@@ -1,0 +1,162 @@
+"""What is compared: anything that answers a padded batch with named arrays."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from builders.errors import BuilderError
+
+if TYPE_CHECKING:
+    import onnx_ir
+
+Floats = NDArray[np.float32]
+Ids = NDArray[np.int32]
+
+OUTPUT = "EMBEDDING"
+"""Name of the finished vector; every runner returns it."""
+_PREFIX = "parity::"
+# Protobuf ends at 2 GiB; a larger graph goes through a folder, its weights beside it.
+_IN_MEMORY = 1_500_000_000
+
+
+class VerifyError(BuilderError):
+    """A graph or engine cannot be run, or cannot be compared."""
+
+
+class Runner(Protocol):
+    """A graph or an engine with the lanes' contract."""
+
+    def run(self, input_ids: Ids, length: Ids) -> Mapping[str, Floats]:
+        """Run one padded batch.
+
+        Args:
+            input_ids: INT32 [b, L], token numbers; what lies beyond a row's length must not matter.
+            length: INT32 [b, 1], tokens of each row, 0 to L.
+
+        Returns:
+            `EMBEDDING` FP32 [b, dim] and, where the runner shows them, block outputs by name: FP32 [b, L, hidden]
+            or [b, hidden], first block first. An engine without marked outputs returns `EMBEDDING` alone.
+
+        Raises:
+            VerifyError: the batch cannot be run.
+        """
+        ...
+
+
+class CachedRunner:
+    """A runner that keeps its answers: the reference meets the same batches once per candidate.
+
+    Args:
+        runner: asked when an answer is not there.
+        most: bytes of answers to keep; beyond it nothing is added.
+    """
+
+    def __init__(self, runner: Runner, most: int = 512 * 1024 * 1024):
+        """See the class."""
+        self._runner, self._left = runner, most
+        self._kept: dict[bytes, Mapping[str, Floats]] = {}
+
+    def run(self, input_ids: Ids, length: Ids) -> Mapping[str, Floats]:
+        """See `Runner.run`."""
+        key = hashlib.sha256(repr(input_ids.shape).encode() + input_ids.tobytes() + length.tobytes()).digest()
+        if key in self._kept:
+            return self._kept[key]
+        answer = self._runner.run(input_ids, length)
+        size = sum(array.nbytes for array in answer.values())
+        if size <= self._left:
+            self._left -= size
+            self._kept[key] = answer
+        return answer
+
+
+class OnnxRunner:
+    """An ONNX graph on ONNX Runtime's CPU provider, its block outputs exposed as FP32.
+
+    Args:
+        model: the graph; it is not changed.
+        blocks: block name -> value name in this graph (`builders.fuse.blocks.block_outputs`), first block first; a
+            block that is the graph's output itself is left out, `EMBEDDING` is always returned.
+        optimise: let ONNX Runtime rewrite the graph. Off for a graph whose FP16 is made visible by casts: the
+            optimiser would take those pairs of casts out again.
+        threads: threads of the session; 0 takes every core.
+
+    Raises:
+        VerifyError: a value is not in the graph, or ONNX Runtime does not take the graph.
+    """
+
+    def __init__(
+        self, model: onnx_ir.Model, blocks: Mapping[str, str] | None = None, *, optimise: bool = True, threads: int = 0
+    ):
+        """See the class."""
+        try:
+            import onnxruntime
+        except ImportError:
+            raise VerifyError("onnxruntime is not installed", remedy="pip install 'encoder-lanes[serve]'") from None
+        self._blocks = {name: value for name, value in (blocks or {}).items() if value != OUTPUT}
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        options.intra_op_num_threads = threads
+        level = onnxruntime.GraphOptimizationLevel
+        options.graph_optimization_level = level.ORT_ENABLE_ALL if optimise else level.ORT_DISABLE_ALL
+        exposed = _exposed(model, self._blocks)
+        try:
+            self._session = _session(onnxruntime, exposed, options)
+        except Exception as error:  # onnxruntime raises a class per status code, all directly below Exception
+            raise VerifyError(f"ONNX Runtime does not take the graph: {error}") from error
+        self._names = [OUTPUT, *(_PREFIX + name for name in self._blocks)]
+
+    def run(self, input_ids: Ids, length: Ids) -> Mapping[str, Floats]:
+        """See `Runner.run`."""
+        try:
+            output, *found = self._session.run(self._names, {"input_ids": input_ids, "length": length})
+        except Exception as error:  # see __init__
+            shape = f"batch {input_ids.shape[0]}, L {input_ids.shape[1]}"
+            raise VerifyError(f"the graph cannot run {shape}: {error}") from error
+        return {**dict(zip(self._blocks, found, strict=True)), OUTPUT: np.asarray(output, dtype=np.float32)}
+
+
+def _exposed(model: onnx_ir.Model, blocks: Mapping[str, str]) -> onnx_ir.Model:
+    """A copy whose outputs are OUTPUT and one FP32 cast per block; weights are shared with the original."""
+    import onnx_ir
+
+    copy = model.clone()
+    values = {value.name: value for node in copy.graph for value in node.outputs}
+    values |= {value.name: value for value in copy.graph.inputs}
+    if OUTPUT not in {value.name for value in copy.graph.outputs}:
+        raise VerifyError("the graph has no such output", value=OUTPUT, limit=str([v.name for v in copy.graph.outputs]))
+    for name, source in blocks.items():
+        if source not in values:
+            raise VerifyError(
+                f"block {name} names a value that is not in the graph", value=source,
+                remedy="take the block outputs from the same graph",
+            )
+        # The cast gives the output a known type, whatever the graph computes in and even where no type is noted.
+        cast_node = onnx_ir.node(
+            "Cast", inputs=[values[source]], attributes={"to": onnx_ir.DataType.FLOAT},
+            outputs=[onnx_ir.Value(name=_PREFIX + name, type=onnx_ir.TensorType(onnx_ir.DataType.FLOAT))],
+        )
+        copy.graph.append(cast_node)
+        copy.graph.outputs.append(cast_node.outputs[0])
+    return copy
+
+
+def _session(onnxruntime: Any, model: onnx_ir.Model, options: Any) -> Any:
+    import onnx_ir
+
+    tensors = [value.const_value for value in model.graph.initializers.values()]
+    weights = sum(tensor.nbytes for tensor in tensors if tensor is not None)
+    if weights < _IN_MEMORY:
+        content = cast(Any, onnx_ir.to_proto(model)).SerializeToString()
+        return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    with tempfile.TemporaryDirectory(prefix="verify.") as folder:
+        path = Path(folder) / "model.onnx"
+        onnx_ir.save(model, path, external_data="model.onnx.data")
+        # The session has read its weights when the constructor returns.
+        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])

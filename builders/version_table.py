@@ -1,0 +1,44 @@
+"""The table that `versions` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.markup import escape
+from rich.table import Table
+
+from builders.versions import VersionRow
+
+
+def version_table(rows: Sequence[VersionRow]) -> Table:
+    """One row per version; fits a terminal of 100 columns."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("version", justify="right")
+    for name in ("state", "model", "engine", "buckets", "accuracy loss", "built", "commit"):
+        table.add_column(name)
+    for row in rows:
+        facts = ["?"] * 6
+        if row.manifest is not None:
+            made = row.manifest
+            worst = max((line.loss for line in made.accuracy), default=None)
+            lengths = [bucket.length for bucket in made.buckets]
+            facts = [
+                escape(made.model.removeprefix("sentence-transformers__")),
+                f"{made.engine} {made.precision}",
+                f"{len(lengths)}: {lengths[0]}…{lengths[-1]}",
+                "not measured" if worst is None else f"{worst:.2%}",
+                made.date[:16].replace("T", " "),
+                (made.git_commit or "?")[:8],
+            ]
+        table.add_row(str(row.version), _state(row), *facts, style="bold green" if row.served else "")
+    return table
+
+
+def _state(row: VersionRow) -> str:
+    if row.problem:
+        return "[red]damaged[/]"
+    if row.served:
+        return "served"
+    if row.previous:
+        return "previous, lanes loaded" if row.loaded else "previous"
+    return "lanes loaded" if row.loaded else ""

@@ -1,0 +1,268 @@
+"""Promote, rollback, list: which published version answers, changed on a running server without a lost request.
+
+Triton runs in explicit model control mode. Lanes of the old and the new version are loaded side by side and warmed,
+then `encode` changes over: Triton makes the new version ready before it retires the old one, whose requests in flight
+are answered by their own lanes. Every request is answered by one version, because the entry pins its own in each call.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from builders.change import VersionChange
+from builders.control import ModelControl
+from builders.errors import ManifestError, PromoteError
+from builders.lock import repository_lock
+from builders.machine import this_machine
+from builders.manifest import (
+    ENTRY,
+    Machine,
+    Manifest,
+    check_compatible,
+    check_complete,
+    check_fits,
+    published_versions,
+    read_manifest,
+)
+from builders.publish import sweep
+from builders.settings import DeploySettings
+from builders.state import Served, read_state, served_now, write_state
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a promote or a rollback did.
+
+    Attributes:
+        served: the version that answers now.
+        previous: the one that answered before; None when nothing did.
+        seconds: all of it.
+        switch_seconds: from the entry's load to its first verified answer.
+        lanes_loaded: whether lanes had to be loaded; without that, the change takes seconds.
+    """
+
+    served: int
+    previous: int | None
+    seconds: float
+    switch_seconds: float
+    lanes_loaded: bool
+
+
+@dataclass(frozen=True)
+class VersionRow:
+    """A published version, for people.
+
+    Attributes:
+        version: its number.
+        manifest: what is known of it; None where that cannot be read.
+        problem: why it cannot be served; empty when it can, as far as its files say.
+        served: it answers.
+        previous: `rollback` goes back to it.
+        loaded: its lanes are loaded.
+    """
+
+    version: int
+    manifest: Manifest | None
+    problem: str
+    served: bool
+    previous: bool
+    loaded: bool
+
+
+def list_versions(repository: Path) -> list[VersionRow]:
+    """Every published version, rising.
+
+    Raises:
+        StateError: the state file cannot be used.
+    """
+    state = served_now(repository)
+    rows = []
+    for version in published_versions(repository):
+        manifest, problem = None, ""
+        try:
+            manifest = read_manifest(repository, version)
+            check_complete(repository, version, manifest)
+        except ManifestError as error:
+            problem = str(error)
+        rows.append(
+            VersionRow(
+                version=version,
+                manifest=manifest,
+                problem=problem,
+                served=state is not None and state.served == version,
+                previous=state is not None and state.previous == version,
+                loaded=state is not None and version in state.lanes,
+            )
+        )
+    return rows
+
+
+def promote(
+    repository: Path,
+    settings: DeploySettings,
+    version: int,
+    url: str | None,
+    progress: Progress,
+    *,
+    key: tuple[str, str] | None = None,
+    keep_old: bool = True,
+    machine: Machine | None = None,
+) -> Change:
+    """Let `version` answer instead of the served one.
+
+    Args:
+        repository: the model repository that the server at `url` serves.
+        settings: the deployment; configurations are rendered from it and from the versions' manifests.
+        version: a published version.
+        url: gRPC address of the server; None changes only what the next start serves.
+        progress: told one line per step.
+        key: name and value that the server's model control API asks for.
+        keep_old: keep the old version's lanes loaded, for a rollback within seconds; they take memory.
+        machine: what a plan must fit; this machine by default.
+
+    Raises:
+        BuilderError: what was served is served on: ManifestError (missing, damaged, another model, made for another
+            machine), ControlError (the server), PublishError (another build or promote runs).
+    """
+    began = time.monotonic()
+    with repository_lock(repository):
+        sweep(repository)
+        new = _checked(repository, version, machine)
+        with ModelControl(url, key=key) if url else nullcontext() as control:
+            state, old = read_state(repository), _served(repository, control, progress)
+            if old == version:
+                progress(f"version {version} is served already")
+                kept = _already(state, version, keep_old=keep_old)
+                if not keep_old:
+                    step = VersionChange(repository, settings, control, progress, {version: new})
+                    step.keep_only(version)
+                    step.drop_unused()
+                if kept != state:
+                    write_state(repository, kept)
+                return Change(version, kept.previous, time.monotonic() - began, 0.0, False)
+            manifests = {version: new}
+            if old is not None:
+                manifests[old] = read_manifest(repository, old)
+                check_compatible(manifests[old], new)
+            if control is None and not keep_old:
+                # Nothing runs that needs the old lanes until then: one configuration need not fit both.
+                manifests = {version: new}
+            step = VersionChange(repository, settings, control, progress, manifests)
+            with step.put_back_on_failure():
+                loaded = step.load_lanes()
+                switch = step.switch(version)
+                write_state(repository, Served(served=version, previous=old, lanes=tuple(sorted(manifests))))
+            if not keep_old:
+                step.keep_only(version)
+                write_state(repository, Served(served=version, previous=old, lanes=(version,)))
+            step.drop_unused()
+    return Change(version, old, time.monotonic() - began, switch, loaded)
+
+
+def rollback(
+    repository: Path,
+    settings: DeploySettings,
+    url: str | None,
+    progress: Progress,
+    *,
+    key: tuple[str, str] | None = None,
+    machine: Machine | None = None,
+) -> Change:
+    """Let the version answer again that answered before the last promote.
+
+    Where its lanes are still loaded, `encode` alone is loaded, which takes seconds; else the lanes first. The lanes'
+    configurations are not rendered again, whatever the settings say by now.
+
+    Raises:
+        PromoteError: there is no version to go back to.
+        BuilderError: as `promote`.
+    """
+    began = time.monotonic()
+    with repository_lock(repository):
+        state = read_state(repository)
+        if state is None or state.previous is None:
+            there = ", ".join(map(str, published_versions(repository))) or "none"
+            raise PromoteError(
+                "there is no version to go back to", limit=f"published: {there}", remedy="make promote VERSION=N"
+            )
+        target = state.previous
+        with ModelControl(url, key=key) if url else nullcontext() as control:
+            old = _served(repository, control, progress) or state.served
+            manifests = {target: read_manifest(repository, target)}
+            step = VersionChange(repository, settings, control, progress, manifests)
+            ready, loaded = control is not None and step.lanes_ready(target), False
+            if not ready:
+                _checked(repository, target, machine)
+                # While they load, the lanes that answer now must stay. Else nothing is asked of a version that fails.
+                manifests[old] = read_manifest(repository, old)
+            with step.put_back_on_failure():
+                if not ready:
+                    if control:
+                        progress(f"the lanes of version {target} are not loaded any more")
+                    loaded = step.load_lanes()
+                switch = step.switch(target)
+                lanes = tuple(sorted({old, target}))
+                previous = old if old != target else state.served
+                write_state(repository, Served(served=target, previous=previous, lanes=lanes))
+    return Change(target, old, time.monotonic() - began, switch, loaded)
+
+
+def record_start(repository: Path) -> None:
+    """Write down what a server that was just started serves, so that a later build does not change it at a restart."""
+    if read_state(repository) is None:
+        with repository_lock(repository):
+            found = served_now(repository)
+            if found is not None:
+                write_state(repository, found)
+
+
+def check_served(repository: Path, machine: Machine | None = None) -> None:
+    """Make sure, before a start, that what is served is complete and fits this machine.
+
+    Raises:
+        ManifestError: with both fingerprints where a plan does not fit.
+        StateError: the state file cannot be used.
+    """
+    state = served_now(repository)
+    for version in state.lanes if state else ():
+        manifest = read_manifest(repository, version)
+        check_complete(repository, version, manifest)
+        check_fits(manifest, machine or this_machine())
+
+
+def _already(state: Served | None, version: int, *, keep_old: bool) -> Served:
+    """What is written down where `version` answers already, perhaps behind the state file's back."""
+    if state is None:
+        return Served(served=version, lanes=(version,))
+    previous = state.previous if state.served == version else state.served
+    lanes = sorted({*state.lanes, version}) if keep_old else [version]
+    return Served(served=version, previous=previous, lanes=tuple(lanes))
+
+
+def _checked(repository: Path, version: int, machine: Machine | None) -> Manifest:
+    """The manifest of a version that may be loaded: complete, unchanged, and made for this machine."""
+    manifest = read_manifest(repository, version)
+    check_fits(manifest, machine or this_machine())
+    check_complete(repository, version, manifest, hashes=True)
+    return manifest
+
+
+def _served(repository: Path, control: ModelControl | None, progress: Progress) -> int | None:
+    """What answers now: the server knows better than the state file."""
+    found = served_now(repository)
+    state = found.served if found and read_state(repository) else None
+    if control is None:
+        return state
+    ready = control.ready_versions(ENTRY)
+    if not ready:
+        return None
+    if state is not None and state not in ready:
+        progress(f"the server serves version {ready[-1]}, not {state} as the state file says")
+        return ready[-1]
+    return state or ready[-1]
