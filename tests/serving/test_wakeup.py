@@ -11,6 +11,9 @@ import pytest
 from builders.serving.entry.wakeup import WakeUp
 from tests.serving.parts import PATIENCE_S, eventually
 
+# A lost wake-up or answer shows as a hang.
+pytestmark = pytest.mark.timeout(60)
+
 QUIET_S = 0.02
 
 
