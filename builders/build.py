@@ -12,7 +12,7 @@ from typing import Any
 
 from builders.bucket import BucketPlan
 from builders.errors import BuilderError
-from builders.publish import SERVING, VersionParts, publish_version, read_manifest
+from builders.publish import SERVING, VersionParts, is_complete, publish_version, read_manifest
 from builders.render import bucket_plan, render_configs, write_configs
 from builders.settings import DeploySettings
 from builders.source import EncoderSource, open_source
@@ -68,7 +68,8 @@ def build(settings: DeploySettings, cache: Path, progress: Progress, version: in
         progress(plan.notice)
     configs = render_configs(settings, source, (version,))
     manifest = _manifest(source, plan)
-    built = (read_manifest(settings.repository, version) or {}).get("fingerprint") != manifest["fingerprint"]
+    there = (read_manifest(settings.repository, version) or {}).get("fingerprint")
+    built = there != manifest["fingerprint"] or not is_complete(settings.repository, version, plan)
     if built:
         onnx, exported = _exported(source, cache, progress)
         tokenizer = _tokenizer(source, cache)

@@ -17,7 +17,7 @@ from typing import Any
 import builders.serving
 from builders.bucket import BucketPlan
 from builders.errors import PublishError
-from builders.render import ENTRY
+from builders.render import ENTRY, lane_folders
 
 SERVING = Path(builders.serving.__file__).parent
 MANIFEST = "manifest.json"
@@ -31,14 +31,26 @@ class VersionParts:
     onnx: Path
     manifest: dict[str, Any]
 
+    @property
+    def engine_files(self) -> list[Path]:
+        """The graph, and its weights where they are in a file of their own (above 2 GB)."""
+        external = self.onnx.with_name(f"{self.onnx.name}.data")
+        return [self.onnx, *([external] if external.exists() else [])]
+
 
 def read_manifest(repository: Path, version: int) -> dict[str, Any] | None:
-    """The manifest of a published version, or None where there is no such version."""
+    """The manifest of a published version, or None where there is no such version or nothing that can be one."""
     try:
-        manifest: dict[str, Any] = json.loads((repository / ENTRY / str(version) / MANIFEST).read_text("utf-8"))
-    except (FileNotFoundError, json.JSONDecodeError):
+        manifest = json.loads((repository / ENTRY / str(version) / MANIFEST).read_text("utf-8"))
+    except (OSError, ValueError):
         return None
-    return manifest
+    return manifest if isinstance(manifest, dict) else None
+
+
+def is_complete(repository: Path, version: int, plan: BucketPlan) -> bool:
+    """Every folder of a version is there."""
+    names = [ENTRY, *(bucket.model for bucket in plan.buckets)]
+    return all((repository / name / str(version) / "model.py").exists() for name in names)
 
 
 def publish_version(repository: Path, version: int, plan: BucketPlan, parts: VersionParts) -> None:
@@ -53,15 +65,13 @@ def publish_version(repository: Path, version: int, plan: BucketPlan, parts: Ver
     Raises:
         PublishError: a folder could not be written. The version is then absent, or as it was.
     """
-    repository.mkdir(parents=True, exist_ok=True)
     try:
-        with tempfile.TemporaryDirectory(prefix=".staging-", dir=repository) as staging:
-            folders = _stage(Path(staging), version, plan, parts)
-            _retire(repository, version, Path(staging) / "retired")
-            for name in folders:
-                target = repository / name / str(version)
-                target.parent.mkdir(exist_ok=True)
-                os.replace(Path(staging) / name / str(version), target)
+        # Inside a model's folder, where Triton passes over what is no number: a leftover of a killed build beside the
+        # models would be taken for one.
+        home = repository / ENTRY
+        home.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".staging-", dir=home) as staging:
+            _swap_in(repository, version, Path(staging), _stage(Path(staging), version, plan, parts))
     except OSError as error:
         raise PublishError(
             f"version {version} could not be published into {repository}",
@@ -74,7 +84,8 @@ def _stage(staging: Path, version: int, plan: BucketPlan, parts: VersionParts) -
     """Write every folder of the version below `staging`; the order is the order of publishing."""
     for bucket in plan.buckets:
         folder = _code(staging, "lane", bucket.model, version)
-        _link(parts.onnx, folder / "model.onnx")
+        for file in parts.engine_files:
+            _link(file, folder / file.name)
     folder = _code(staging, "entry", ENTRY, version)
     shutil.copyfile(parts.tokenizer, folder / "tokenizer.json")
     (folder / MANIFEST).write_text(json.dumps(parts.manifest, indent=2) + "\n", encoding="utf-8")
@@ -100,11 +111,25 @@ def _link(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-def _retire(repository: Path, version: int, retired: Path) -> None:
-    """Move a version that is there out of the way, the entry first: from then on nothing names it."""
-    names = [ENTRY, *sorted(path.name for path in repository.glob("encoder_*"))]
-    for name in names:
-        folder = repository / name / str(version)
-        if folder.exists():
-            retired.mkdir(exist_ok=True)
-            os.replace(folder, retired / name)
+def _swap_in(repository: Path, version: int, staging: Path, names: list[str]) -> None:
+    """Move the staged folders into place, the entry last, and what was there out of the way, the entry first.
+
+    When a move fails, what was there is put back.
+    """
+    moved: list[tuple[Path, Path]] = []
+
+    def move(source: Path, target: Path) -> None:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(source, target)
+        moved.append((source, target))
+
+    try:
+        for name in [ENTRY, *(folder.name for folder in lane_folders(repository))]:
+            if (repository / name / str(version)).exists():
+                move(repository / name / str(version), staging / "retired" / name)
+        for name in names:
+            move(staging / name / str(version), repository / name / str(version))
+    except BaseException:
+        for source, target in reversed(moved):
+            os.replace(target, source)
+        raise

@@ -6,9 +6,10 @@ docs/queue.md: the queue policy sits on the entry alone, the lanes carry none.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Iterator
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,7 @@ def bucket_plan(settings: DeploySettings, source: EncoderSource) -> BucketPlan:
 
 
 def write_configs(repository: Path, configs: dict[str, str]) -> list[Path]:
-    """Write what differs, remove configurations of buckets that are gone; an unchanged file is not touched.
+    """Write what differs, remove buckets that are gone and have no version left; an unchanged file is not touched.
 
     Triton compares modification times, so an untouched file keeps a later `load` from reloading the model.
 
@@ -73,16 +74,20 @@ def write_configs(repository: Path, configs: dict[str, str]) -> list[Path]:
         draft.write_text(text, encoding="utf-8")
         os.replace(draft, path)
         changed.append(path)
-    for path in _stale(repository, set(configs)):
-        path.unlink()
-        changed.append(path)
+    for folder in lane_folders(repository):
+        if folder.name not in configs and not any(folder.glob("[0-9]*")):
+            config = folder / "config.pbtxt"
+            config.unlink(missing_ok=True)
+            changed.append(config)
+            # Triton refuses a repository with a model folder that holds nothing it knows.
+            with contextlib.suppress(OSError):
+                folder.rmdir()
     return changed
 
 
-def _stale(repository: Path, names: set[str]) -> Iterator[Path]:
-    for path in repository.glob("encoder_*/config.pbtxt"):
-        if path.parent.name not in names:
-            yield path
+def lane_folders(repository: Path) -> list[Path]:
+    """The folders of this project's bucket models; another model with a like name is not one."""
+    return sorted(path for path in repository.glob("encoder_*") if re.fullmatch(r"encoder_\d+", path.name))
 
 
 def _entry_config(settings: DeploySettings, source: EncoderSource, plan: BucketPlan) -> Any:

@@ -110,7 +110,6 @@ def test_model_limit_lowered_to_the_longest_bucket_when_the_user_set_none() -> N
     assert plan.max_tokens == 128
 
 
-@pytest.mark.xfail(strict=True, reason="defect: texts are cut at the longest bucket and no notice says so")
 def test_notice_when_the_longest_bucket_lowers_the_models_limit() -> None:
     plan = plan_buckets(deployment(buckets=[128]), positions=512, max_tokens=512)
     assert "128" in str(plan.notice)

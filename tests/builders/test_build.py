@@ -88,14 +88,12 @@ def test_gpu_engines_refused_with_what_to_use(make: Build, tmp_path: Path) -> No
     assert not (tmp_path / "repository").exists()
 
 
-@pytest.mark.xfail(strict=True, reason="defect: only the manifest of the entry is looked at")
 def test_version_built_again_when_a_lane_of_it_is_missing(make: Build) -> None:
     first = make()
     shutil.rmtree(first.repository / "encoder_64/1")
     assert make().built
 
 
-@pytest.mark.xfail(strict=True, reason="defect: read_manifest hands on what is no mapping")
 def test_version_built_again_when_its_manifest_is_no_mapping(make: Build) -> None:
     first = make()
     (first.repository / "encode/1/manifest.json").write_text("[1]")

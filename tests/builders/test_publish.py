@@ -178,7 +178,7 @@ def test_first_version_absent_when_a_move_fails(
     made = fail_at(monkeypatch, move, fault)
     with pytest.raises((PublishError, KeyboardInterrupt)):
         publish_version(repository, 1, plan(*LENGTHS), parts(tmp_path / "made"))
-    assert made() == move + 1
+    assert made() > move  # what was moved before is moved back
     assert not (repository / "encode/1").exists()
     assert read_manifest(repository, 1) is None
     assert not staging(repository)
@@ -240,7 +240,6 @@ def test_failure_names_the_version_the_repository_and_the_remedy(
     assert "to do: free some space" in message
 
 
-@pytest.mark.xfail(strict=True, reason="defect: the retired version is deleted with the staging folder")
 @pytest.mark.parametrize("move", range(1, 2 * MOVES))
 def test_replaced_version_as_it_was_when_one_move_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, move: int
@@ -264,7 +263,6 @@ def test_replaced_version_as_it_was_when_one_move_fails(
     assert contents(repository) == before
 
 
-@pytest.mark.xfail(strict=True, reason="defect: encoder_* takes every model whose name begins so for a lane")
 def test_other_model_with_a_like_name_kept(tmp_path: Path) -> None:
     other = tmp_path / "r/encoder_of_another_team/1/model.py"
     other.parent.mkdir(parents=True)
@@ -273,9 +271,6 @@ def test_other_model_with_a_like_name_kept(tmp_path: Path) -> None:
     assert other.exists()
 
 
-@pytest.mark.xfail(
-    strict=True, reason="defect: a killed build leaves .staging-* there, and Triton takes it for a model"
-)
 def test_repository_holds_nothing_but_models_while_a_version_is_put_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -291,7 +286,6 @@ def test_repository_holds_nothing_but_models_while_a_version_is_put_together(
     assert seen <= {"encode", *(f"encoder_{length}" for length in LENGTHS)}
 
 
-@pytest.mark.xfail(strict=True, reason="defect: model.onnx.data, which export writes above 2 GB, is left behind")
 def test_external_weights_published_beside_the_graph(tmp_path: Path) -> None:
     made = parts(tmp_path / "made")
     (tmp_path / "made/model.onnx.data").write_text("weights")

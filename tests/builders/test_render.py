@@ -99,9 +99,6 @@ def test_configuration_of_a_bucket_that_is_gone_removed(
     assert (tmp_path / "encoder_128/config.pbtxt").exists()
 
 
-@pytest.mark.xfail(
-    strict=True, reason="defect: the empty folder stays, and tritonserver does not start with it in its default mode"
-)
 def test_folder_of_a_bucket_that_is_gone_removed_when_it_is_empty(
     production: tuple[DeploySettings, EncoderSource], tmp_path: Path
 ) -> None:
@@ -120,7 +117,6 @@ def test_other_models_of_the_repository_kept(production: tuple[DeploySettings, E
     assert other.read_text() == "mine"
 
 
-@pytest.mark.xfail(strict=True, reason="defect: encoder_* takes every model whose name begins so for a stale bucket")
 def test_other_model_with_a_like_name_kept(production: tuple[DeploySettings, EncoderSource], tmp_path: Path) -> None:
     other = tmp_path / "encoder_of_another_team/config.pbtxt"
     other.parent.mkdir()

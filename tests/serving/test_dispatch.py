@@ -334,7 +334,6 @@ def test_batch_without_late_groups_let_through_at_the_bound(
     assert mailbox.sent == [], "run waited until the held lane gave up"
 
 
-@pytest.mark.xfail(strict=True, reason="defect: the wait for the bound comes before the batch's together groups")
 def test_together_groups_computed_while_the_batch_waits_for_the_late_bound(
     make: Callable[..., Dispatcher], lanes: Lanes, mailbox: Mailbox
 ) -> None:
@@ -468,7 +467,6 @@ def no_client(_: Ticket) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.xfail(strict=True, reason="defect: an error in one late answer ends the long lane's worker for good")
 def test_long_lane_works_on_when_sending_an_answer_fails(
     make: Callable[..., Dispatcher], lanes: Lanes, mailbox: Mailbox
 ) -> None:
@@ -483,7 +481,6 @@ def test_long_lane_works_on_when_sending_an_answer_fails(
     assert mailbox.sent == [next_one]
 
 
-@pytest.mark.xfail(strict=True, reason="defect: an error in one late answer comes out of run and fails the whole batch")
 def test_batch_answered_when_sending_a_refusal_fails(
     make: Callable[..., Dispatcher], lanes: Lanes, mailbox: Mailbox
 ) -> None:
@@ -497,7 +494,6 @@ def test_batch_answered_when_sending_a_refusal_fails(
     assert is_right(short)
 
 
-@pytest.mark.xfail(strict=True, reason="defect: rows of the group stay unsettled: empty memory would be answered")
 def test_request_refused_when_asking_for_cancellation_fails(
     make: Callable[..., Dispatcher], lanes: Lanes, mailbox: Mailbox
 ) -> None:

@@ -226,7 +226,6 @@ def test_close_gives_up_after_its_timeout_when_a_lane_hangs(run: Lane, lanes: li
     assert time.monotonic() - began < PATIENCE_S / 2
 
 
-@pytest.mark.xfail(strict=True, reason="defect: texts refused by close stay counted")
 def test_nothing_held_after_the_close(run: Lane, lanes: list[LongLane]) -> None:
     long, mailbox = opened(lanes, run), Mailbox()
     long.offer(texts(late(1, mailbox)))
