@@ -46,15 +46,21 @@ class BucketPlan:
     max_tokens: int
     left_out: tuple[int, ...]
     positions: int
+    lowered_from: int | None = None
 
     @property
     def notice(self) -> str | None:
-        """One line about the buckets that were left out, or None."""
-        if not self.left_out:
-            return None
-        names = ", ".join(str(length) for length in self.left_out)
-        limits = f"the model has {self.positions} positions and takes {self.max_tokens} tokens"
-        return f"buckets left out: {names} ({limits})"
+        """One line about the buckets that were left out and a limit that was lowered, or None."""
+        parts = []
+        if self.left_out:
+            names = ", ".join(str(length) for length in self.left_out)
+            takes = f"the model has {self.positions} positions and takes {self.max_tokens} tokens"
+            parts.append(f"buckets left out: {names} ({takes})")
+        if self.lowered_from is not None:
+            parts.append(
+                f"texts are cut at the longest bucket, {self.max_tokens} tokens; the model takes {self.lowered_from}"
+            )
+        return "; ".join(parts) or None
 
     def bucket_of(self, tokens: int) -> Bucket:
         """The smallest bucket that holds a text of `tokens` tokens.
@@ -81,6 +87,7 @@ def plan_buckets(settings: DeploySettings, *, positions: int, max_tokens: int) -
     Raises:
         SettingsError: no bucket is within the positions, or the user's own `max_tokens` is above the longest bucket.
     """
+    lowered_from = None
     usable = [length for length in settings.buckets if length <= positions]
     if not usable:
         raise SettingsError(
@@ -97,7 +104,7 @@ def plan_buckets(settings: DeploySettings, *, positions: int, max_tokens: int) -
                 limit=f"{usable[-1]} tokens",
                 remedy=f"set model.max_tokens to {usable[-1]}, or add a bucket of up to {positions}",
             )
-        max_tokens = usable[-1]
+        lowered_from, max_tokens = max_tokens, usable[-1]
     needed = sum(length < max_tokens for length in usable) + 1
     kept = usable[:needed]
     return BucketPlan(
@@ -105,6 +112,7 @@ def plan_buckets(settings: DeploySettings, *, positions: int, max_tokens: int) -
         max_tokens=max_tokens,
         left_out=tuple(length for length in settings.buckets if length not in kept),
         positions=positions,
+        lowered_from=lowered_from,
     )
 
 

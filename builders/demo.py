@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pydoc_data import topics
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -20,7 +21,7 @@ from builders.build import BuildResult
 from builders.ports import free_ports
 from builders.server import TritonServer
 from builders.triton_log import ServerEvent
-from clients import EncodeResult, EncoderClient, EncoderError
+from clients import EncoderClient, EncoderError, EncodeResult
 
 QUERY = "How do I stop a program that runs too long?"
 SENTENCES = (
@@ -93,7 +94,8 @@ def _questions(max_tokens: int) -> list[Question]:
     # The longest pages together fill the longest bucket of any model that is served here.
     pages.append(" ".join(pages)[: max_tokens * 4])
     texts = [*SENTENCES, *pages]
-    questions = [Question(text, "background" if number % 3 == 2 else "interactive") for number, text in enumerate(texts)]
+    levels = ("interactive", "interactive", "background")
+    questions = [Question(text, levels[number % 3]) for number, text in enumerate(texts)]
     return [*questions, Question("word " * (max_tokens + 100), "interactive", truncate="error")]
 
 
@@ -148,8 +150,8 @@ def _neighbour_table(query: EncodeResult, answers: list[Answer]) -> Table:
     return table
 
 
-def _cosines(query: np.ndarray, vectors: np.ndarray) -> np.ndarray:
-    cosines: np.ndarray = vectors @ query / (np.linalg.norm(vectors, axis=1) * np.linalg.norm(query))
+def _cosines(query: NDArray[np.float32], vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    cosines: NDArray[np.float32] = vectors @ query / (np.linalg.norm(vectors, axis=1) * np.linalg.norm(query))
     return cosines
 
 

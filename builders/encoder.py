@@ -104,7 +104,9 @@ def load_encoder(source: EncoderSource) -> ContractEncoder:
     # transformers fills a missing tensor with random numbers and only warns.
     if missing := sorted(loading["missing_keys"]):
         raise SourceError(
-            "the weights lack tensors", value=missing[:5], limit=f"{len(missing)} missing",
+            "the weights lack tensors",
+            value=missing[:5],
+            limit=f"{len(missing)} missing",
             remedy="save the whole model again",
         )
     if source.tiled:

@@ -14,6 +14,7 @@ class BuilderError(Exception):
     """
 
     def __init__(self, what: str, *, value: object = None, limit: str | None = None, remedy: str | None = None):
+        """Keep the parts and join them to one line."""
         self.what, self.value, self.limit, self.remedy = what, value, limit, remedy
         parts = [what if value is None else f"{what}: {value!r}"]
         if limit:

@@ -136,7 +136,8 @@ def _trace(encoder: ContractEncoder, source: EncoderSource, opset: int) -> onnx_
             )
     except Exception as error:  # torch.export, the decompositions and onnxscript each raise their own kinds
         raise ExportError(
-            f"torch.onnx cannot export the model: {error}", value=str(source.folder),
+            f"torch.onnx cannot export the model: {error}",
+            value=str(source.folder),
             remedy="use the torch and transformers versions of pyproject.toml",
         ) from error
     if program is None:  # what the legacy exporter returns
@@ -226,8 +227,10 @@ def _compare(path: Path, encoder: ContractEncoder, source: EncoderSource) -> tup
         cosine = min(cosine, float(cosines.min()))
     if not cosine >= _LEAST_COSINE:
         raise ExportError(
-            "the graph differs from the torch model", value=f"cosine {cosine:.7f}, largest error {largest:.3g}",
-            limit=f"cosine {_LEAST_COSINE}", remedy="use the torch and onnxruntime versions of pyproject.toml",
+            "the graph differs from the torch model",
+            value=f"cosine {cosine:.7f}, largest error {largest:.3g}",
+            limit=f"cosine {_LEAST_COSINE}",
+            remedy="use the torch and onnxruntime versions of pyproject.toml",
         )
     return cosine, largest
 

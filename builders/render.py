@@ -6,6 +6,7 @@ docs/queue.md: the queue policy sits on the entry alone, the lanes carry none.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Set
@@ -161,6 +162,9 @@ def write_configs(repository: Path, configs: dict[str, str]) -> list[Path]:
         changed.append(path)
     for path in stale_configs(repository, set(configs)):
         path.unlink()
+        # Triton refuses a repository with a model folder that holds nothing it knows.
+        with contextlib.suppress(OSError):
+            path.parent.rmdir()
         changed.append(path)
     return changed
 

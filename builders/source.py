@@ -182,7 +182,9 @@ def _resolve_package(source: str) -> Path:
         if folder.is_dir() and folder.is_relative_to(root):
             return folder
     raise SourceError(
-        "no such folder in the package of model.source", value=source, limit=_there(folders[0]),
+        "no such folder in the package of model.source",
+        value=source,
+        limit=_there(folders[0]),
         remedy="write one of the folders that are there",
     )
 
@@ -215,7 +217,8 @@ def _integer(config: dict[str, Any], key: str, folder: Path) -> int:
     value = config.get(key)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise SourceError(
-            f"{key} of {folder / 'config.json'} is no positive integer", value=value,
+            f"{key} of {folder / 'config.json'} is no positive integer",
+            value=value,
             remedy="save the model's config again",
         )
     return value
@@ -226,13 +229,17 @@ def _check_config(config: dict[str, Any], folder: Path) -> tuple[str, Family]:
     where = str(folder / "config.json")
     if "auto_map" in config:
         raise SourceError(
-            "config.json names custom code (auto_map)", value=config["auto_map"],
-            limit="trust_remote_code is never on", remedy="use a model whose architecture is part of transformers",
+            "config.json names custom code (auto_map)",
+            value=config["auto_map"],
+            limit="trust_remote_code is never on",
+            remedy="use a model whose architecture is part of transformers",
         )
     name = config.get("model_type")
     if not isinstance(name, str) or name not in FAMILIES:
         raise SourceError(
-            f"model_type of {where} is not served", value=name, limit=f"supported: {', '.join(sorted(FAMILIES))}",
+            f"model_type of {where} is not served",
+            value=name,
+            limit=f"supported: {', '.join(sorted(FAMILIES))}",
             remedy="use a model of a supported family",
         )
     odd = {
@@ -243,7 +250,8 @@ def _check_config(config: dict[str, Any], folder: Path) -> tuple[str, Family]:
     }
     for key in (key for key, refused in odd.items() if refused):
         raise SourceError(
-            f"{key} of {where} is not served", value=config[key],
+            f"{key} of {where} is not served",
+            value=config[key],
             limit="bidirectional encoders with learned absolute positions and plain weights",
             remedy="use another model",
         )
@@ -255,12 +263,15 @@ def _check_files(folder: Path) -> None:
     if not weights:
         found = sorted(path.name for path in folder.iterdir() if path.suffix in {".bin", ".pt", ".safetensors", ".h5"})
         raise SourceError(
-            f"no safetensors weights in {folder}", value=found, limit=f"{_WEIGHTS[0]}: pickled weights can run code",
+            f"no safetensors weights in {folder}",
+            value=found,
+            limit=f"{_WEIGHTS[0]}: pickled weights can run code",
             remedy="convert them: AutoModel.from_pretrained(FOLDER).save_pretrained(FOLDER)",
         )
     if not (folder / "tokenizer.json").is_file():
         raise SourceError(
-            f"no tokenizer.json in {folder}", limit="a fast tokenizer's file",
+            f"no tokenizer.json in {folder}",
+            limit="a fast tokenizer's file",
             remedy="write it: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)",
         )
     for path in sorted(folder.glob("*.safetensors")):
@@ -285,14 +296,18 @@ def _read_modules(folder: Path) -> dict[str, str]:
     names = [kind.rpartition(".")[2] if kind.startswith("sentence_transformers.") else kind for kind, _ in entries]
     if names not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         raise SourceError(
-            f"the modules of {path} are not served", value=[kind for kind, _ in entries],
-            limit="Transformer, Pooling and, at most, Normalize", remedy="use a model without other modules",
+            f"the modules of {path} are not served",
+            value=[kind for kind, _ in entries],
+            limit="Transformer, Pooling and, at most, Normalize",
+            remedy="use a model without other modules",
         )
     modules = {name: inner for name, (_, inner) in zip(names, entries, strict=True)}
     if modules["Transformer"] not in ("", "."):
         raise SourceError(
-            f"{path} keeps the transformer in a folder of its own", value=modules["Transformer"],
-            limit="beside modules.json", remedy="save the model with a current sentence-transformers",
+            f"{path} keeps the transformer in a folder of its own",
+            value=modules["Transformer"],
+            limit="beside modules.json",
+            remedy="save the model with a current sentence-transformers",
         )
     return modules
 
@@ -303,7 +318,9 @@ def _check_prompt(folder: Path) -> None:
     if prompt is not None:
         # Served without it, every vector would silently differ from sentence-transformers' own.
         raise SourceError(
-            f"{path.name} sets a default prompt", value=prompt, limit="texts are encoded as they are sent",
+            f"{path.name} sets a default prompt",
+            value=prompt,
+            limit="texts are encoded as they are sent",
             remedy="set default_prompt_name to null there and let the client put the prompt before its texts",
         )
 
@@ -323,7 +340,9 @@ def _pooling(folder: Path, modules: dict[str, str]) -> Pooling:
     if found == "cls":
         return "cls"
     raise SourceError(
-        f"the pooling of {path} is not served", value=found, limit="mean or cls",
+        f"the pooling of {path} is not served",
+        value=found,
+        limit="mean or cls",
         remedy="use another model, or set model.pooling",
     )
 
@@ -344,7 +363,9 @@ def _max_tokens(folder: Path, wanted: int | None, positions: int) -> int:
         raise SourceError("max_seq_length is no positive integer", value=wanted, remedy="set model.max_tokens")
     if wanted > positions:
         raise SourceError(
-            "model.max_tokens is above the model's positions", value=wanted, limit=f"{positions} positions",
+            "model.max_tokens is above the model's positions",
+            value=wanted,
+            limit=f"{positions} positions",
             remedy=f"lower model.max_tokens to {positions}, or raise model.tile_positions",
         )
     return wanted
@@ -357,7 +378,8 @@ def _check_lower_case(folder: Path, config: dict[str, Any]) -> None:
     steps = normalizer.get("normalizers", [normalizer])
     if not any(step.get("type") == "Lowercase" or step.get("lowercase") for step in steps):
         raise SourceError(
-            "do_lower_case is set but tokenizer.json does not lower-case", value=str(folder),
+            "do_lower_case is set but tokenizer.json does not lower-case",
+            value=str(folder),
             remedy='put {"type": "Lowercase"} first among the normalizers of tokenizer.json',
         )
 

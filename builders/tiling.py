@@ -28,8 +28,10 @@ def check_tiling(table: int, positions: int) -> None:
     if positions < table or positions % table:
         nearest = max(1, -(-positions // table)) * table
         raise SourceError(
-            "model.tile_positions does not fit the position table", value=positions,
-            limit=f"a whole multiple of the table's {table} positions", remedy=f"set it to {nearest}, or leave it out",
+            "model.tile_positions does not fit the position table",
+            value=positions,
+            limit=f"a whole multiple of the table's {table} positions",
+            remedy=f"set it to {nearest}, or leave it out",
         )
 
 
@@ -74,7 +76,8 @@ def tile_positions(model: Any, positions: int, *, first: int = 0) -> None:
     table = getattr(embeddings, "position_embeddings", None)
     if embeddings is None or not isinstance(table, torch.nn.Embedding):
         raise SourceError(
-            "the model has no learned position table", value=type(model).__name__,
+            "the model has no learned position table",
+            value=type(model).__name__,
             remedy="leave model.tile_positions out",
         )
     stored = table.num_embeddings

@@ -61,6 +61,7 @@ class DeploySettings(Section):
             )
         self._check_lanes()
         self._check_batches()
+        self._check_entry()
         return self
 
     def _check_lanes(self) -> None:
@@ -112,6 +113,23 @@ class DeploySettings(Section):
                 f"set lanes.long.bound to {self.entry.batch} or more",
             )
 
+    def _check_entry(self) -> None:
+        for name, level in (("interactive", self.entry.interactive), ("background", self.entry.background)):
+            if level.timeout_ms <= self.entry.window_ms:
+                raise _conflict(
+                    f"entry.{name}.timeout_ms",
+                    level.timeout_ms,
+                    f"above entry.window_ms = {self.entry.window_ms:g}, or every request waiting for a batch expires",
+                    "raise the timeout or shorten the window",
+                )
+        if self.engine.kind == "onnxruntime" and self.engine.precision != "fp32":
+            raise _conflict(
+                "engine.precision",
+                self.engine.precision,
+                "fp32 with engine.kind onnxruntime: the CPU engine computes in nothing else",
+                "set engine.precision to fp32",
+            )
+
 
 def load_settings(path: Path) -> DeploySettings:
     """Read a settings file, with the files it `extends` underneath it.
@@ -138,26 +156,44 @@ def _merged(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
     if path in above:
         raise SettingsError("settings files extend each other", value=str(path), remedy="remove one `extends`")
     try:
-        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+        loaded = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)  # noqa: S506 - a SafeLoader
     except FileNotFoundError:
         raise SettingsError(
             "no such settings file", value=str(path), remedy="name an existing file with --config"
         ) from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, yaml.YAMLError) as error:  # ValueError: no UTF-8, or no date
         raise SettingsError(f"{path} cannot be read as YAML: {error}", remedy="correct the file") from None
     if not isinstance(loaded, dict):
         raise SettingsError(f"{path} is no mapping", value=type(loaded).__name__, remedy="see deploy.yaml for the form")
     document: dict[str, Any] = loaded
     base = document.pop("extends", None)
-    if "repository" in document:
-        document["repository"] = str(path.parent / str(document["repository"]))
-    source = document.get("model", {}).get("source") if isinstance(document.get("model"), dict) else None
-    if isinstance(source, str) and not source.startswith("package:"):
-        document["model"]["source"] = str(path.parent / source)
+    _resolve(document, "repository", path.parent)
+    model = document.get("model")
+    if isinstance(model, dict) and not str(model.get("source")).startswith("package:"):
+        _resolve(model, "source", path.parent)
     if base is None:
         document.setdefault("repository", str(path.parent / "model_repository"))
         return document
     return _merge(_merged(path.parent / str(base), (*above, path)), document)
+
+
+def _resolve(section: dict[str, Any], key: str, folder: Path) -> None:
+    """Take a path relative to the file that names it; what is no path is left for the check of its type."""
+    if isinstance(section.get(key), str) and section[key]:
+        section[key] = str(folder / Path(section[key]).expanduser())
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML without objects and without a key that is given twice, of which YAML would keep the last in silence."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for number, key in enumerate(keys):
+            if key in keys[:number]:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} is given twice", node.value[number][0].start_mark
+                )
+        return super().construct_mapping(node, deep)
 
 
 def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
@@ -176,7 +212,7 @@ def _explain(problem: Any) -> str:
     name = ".".join(str(part) for part in problem["loc"])
     section, field = _field_of(location)
     if problem["type"] == "extra_forbidden":
-        known = sorted(section.model_fields)
+        known = sorted([*section.model_fields, *(["extends"] if section is DeploySettings else [])])
         near = difflib.get_close_matches(str(problem["loc"][-1]), known, n=1)
         hint = f"did you mean {near[0]}?" if near else "remove it"
         return f"{name}: {problem['input']!r}; limit: known keys are {', '.join(known)}; to do: {hint}"

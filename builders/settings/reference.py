@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pydantic.fields import FieldInfo
@@ -29,35 +29,39 @@ def _rows(section: type[Section], instance: object, prefix: str) -> Iterator[tup
             yield from _rows(annotation, None if own is PydanticUndefined else own, f"{prefix}{name}.")
             continue
         default = "required" if own is PydanticUndefined else f"`{_plain(own)}`"
-        yield f"{prefix}{name}", _kind(annotation) + _bounds(field), default, field.description or ""
+        kind = _kind(annotation, [] if typing.get_origin(annotation) is tuple else field.metadata)
+        yield f"{prefix}{name}", kind, default, field.description or ""
 
 
 def _plain(value: object) -> str:
     return str(list(value)) if isinstance(value, tuple) else "none" if value is None else str(value)
 
 
-def _kind(annotation: Any) -> str:
+def _kind(annotation: Any, rules: Iterable[Any] = ()) -> str:
+    """A type in words, with its bounds where it has some."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
-        return _kind(arguments[0])
+        return _kind(arguments[0], [*rules, *_rules(arguments[1:])])
     if origin is typing.Literal:
         return " \\| ".join(f"`{choice}`" for choice in arguments)
     if origin in (typing.Union, types.UnionType):
-        return " or ".join("none" if part is type(None) else _kind(part) for part in arguments)
+        return " or ".join("none" if part is type(None) else _kind(part, rules) for part in arguments)
     if origin is tuple:
         return f"list of {_kind(arguments[0])}"
+    names = {"int": "integer", "float": "number", "str": "text", "bool": "true/false", "Path": "path"}
     name: str = annotation.__name__
-    return {"int": "integer", "float": "number", "str": "text", "bool": "true/false", "Path": "path"}.get(name, name)
+    return names.get(name, name) + _bounds(rules)
 
 
-def _bounds(field: FieldInfo) -> str:
-    low = next(
-        (
-            f"{getattr(rule, 'ge', getattr(rule, 'gt', None))}"
-            for rule in field.metadata
-            if getattr(rule, "ge", getattr(rule, "gt", None)) is not None
-        ),
-        None,
-    )
-    high = next((f"{rule.le}" for rule in field.metadata if getattr(rule, "le", None) is not None), None)
-    return f" {low}…{high}" if low and high else ""
+def _rules(metadata: Iterable[Any]) -> Iterator[Any]:
+    """The single constraints inside what `Annotated` carries."""
+    for item in metadata:
+        yield from item.metadata if isinstance(item, FieldInfo) else [item]
+
+
+def _bounds(rules: Iterable[Any]) -> str:
+    bounds = {
+        name: value for rule in rules for name in ("ge", "gt", "le") if (value := getattr(rule, name, None)) is not None
+    }
+    low = f">{bounds['gt']}" if "gt" in bounds else str(bounds.get("ge", ""))
+    return f" {low}…{bounds['le']}" if low and "le" in bounds else ""

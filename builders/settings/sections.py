@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
-Tokens = Annotated[int, Field(ge=1, le=65536)]
-Milliseconds = Annotated[float, Field(ge=0, le=600_000)]
-Count = Annotated[int, Field(ge=1, le=1_000_000)]
+# Strict: a YAML `true` is no number.
+Integer = Annotated[int, Field(strict=True)]
+Number = Annotated[float, Field(strict=True)]
+Tokens = Annotated[Integer, Field(ge=1, le=65536)]
+Milliseconds = Annotated[Number, Field(ge=0, le=600_000)]
+Count = Annotated[Integer, Field(ge=1, le=1_000_000)]
 
 
 class Section(BaseModel):
@@ -45,11 +48,11 @@ class ShortLaneSettings(Section):
     """How long a bucket model waits for more texts, milliseconds."""
     late_from: Tokens | None = None
     """Buckets from this one on are answered when they are done instead of together with the batch; none by default."""
-    late_bound: Annotated[int, Field(ge=1, le=64)] = 2
+    late_bound: Annotated[Integer, Field(ge=1, le=64)] = 2
     """Batches with late groups that one entry process lets run beside the next batch; beyond it the process waits."""
-    threads: Annotated[int, Field(ge=1, le=256)] = 1
+    threads: Annotated[Integer, Field(ge=1, le=256)] = 1
     """Threads of a bucket model's engine (CPU engine only)."""
-    nice: Annotated[int, Field(ge=0, le=19)] = 0
+    nice: Annotated[Integer, Field(ge=0, le=19)] = 0
     """Niceness of the bucket models' processes (CPU engine only)."""
     stream_priority: Literal["max", "default", "min"] = "max"
     """CUDA stream priority of the bucket models (native TensorRT backend only)."""
@@ -64,13 +67,13 @@ class LongLaneSettings(Section):
     """Largest batch of one bucket model, texts; a bucket also keeps to engine.max_batch_tokens."""
     window_ms: Milliseconds = 20.0
     """How long a bucket model waits for more texts, milliseconds."""
-    workers: Annotated[int, Field(ge=1, le=64)] = 1
+    workers: Annotated[Integer, Field(ge=1, le=64)] = 1
     """Threads of one entry process that carry long groups to the lane."""
     bound: Count = 64
     """Long texts one entry process holds, waiting or running; one more request fails at once with UNAVAILABLE."""
-    threads: Annotated[int, Field(ge=1, le=256)] = 1
+    threads: Annotated[Integer, Field(ge=1, le=256)] = 1
     """Threads of a bucket model's engine (CPU engine only)."""
-    nice: Annotated[int, Field(ge=0, le=19)] = 0
+    nice: Annotated[Integer, Field(ge=0, le=19)] = 0
     """Niceness of the bucket models' processes (CPU engine only)."""
     stream_priority: Literal["max", "default", "min"] = "min"
     """CUDA stream priority of the bucket models (native TensorRT backend only)."""
@@ -88,7 +91,7 @@ class LanesSettings(Section):
 class LevelSettings(Section):
     """Queue policy of one priority level of the entry."""
 
-    timeout_ms: Annotated[float, Field(ge=1, le=3_600_000)]
+    timeout_ms: Annotated[Number, Field(ge=1, le=3_600_000)]
     """A request that waits longer in the queue is rejected, ms; a client's own `timeout` can only shorten it."""
     queue_size: Count
     """Requests of this level that may wait; one more is refused at once with UNAVAILABLE."""
@@ -97,9 +100,9 @@ class LevelSettings(Section):
 class EntrySettings(Section):
     """The entry model `encode`: queue, tokenisation, routing."""
 
-    processes: Annotated[int, Field(ge=1, le=64)] = 8
+    processes: Annotated[Integer, Field(ge=1, le=64)] = 8
     """Tokenising processes; each holds one batch at a time."""
-    batch: Annotated[int, Field(ge=1, le=1024)] = 32
+    batch: Annotated[Integer, Field(ge=1, le=1024)] = 32
     """Largest dynamic batch, and the most texts of one request."""
     window_ms: Milliseconds = 10.0
     """How long the dynamic batcher waits for a full batch, milliseconds."""
@@ -107,12 +110,19 @@ class EntrySettings(Section):
     """Priority 1."""
     background: LevelSettings = LevelSettings(timeout_ms=5000, queue_size=8192)
     """Priority 2, and every request that names none."""
-    max_text_bytes: Annotated[int, Field(ge=1, le=16 * 1024 * 1024)] = 65_536
+    max_text_bytes: Annotated[Integer, Field(ge=1, le=16 * 1024 * 1024)] = 65_536
     """Longest text accepted, bytes of UTF-8; a longer one is refused before it is tokenised."""
-    tokenizer_threads: Annotated[int, Field(ge=1, le=256)] = 1
+    tokenizer_threads: Annotated[Integer, Field(ge=1, le=256)] = 1
     """Threads of the tokeniser in each process."""
-    wake_after_ms: Annotated[float, Field(ge=0, le=1000)] = 2.0
+    wake_after_ms: Annotated[Number, Field(ge=0, le=250)] = 2.0
     """Quiet time after real work until the queue is woken, milliseconds; 0 turns the wake-up off (docs/queue.md)."""
+
+    @field_validator("interactive", "background", mode="before")
+    @classmethod
+    def _keep_the_other_default(cls, value: object, info: ValidationInfo) -> object:
+        """A level of which one key is given keeps its default for the other."""
+        default = cls.model_fields[info.field_name or ""].default
+        return default.model_dump() | value if isinstance(value, dict) else value
 
 
 class EngineSettings(Section):
@@ -122,22 +132,22 @@ class EngineSettings(Section):
     """`tensorrt`: Triton's native backend on a plan (GPU); `onnxruntime`: the Python backend on the CPU."""
     precision: Literal["fp16", "fp32"] = "fp16"
     """Arithmetic of the plan; the CPU engine computes in fp32."""
-    max_batch: Annotated[int, Field(ge=1, le=1024)] = 32
+    max_batch: Annotated[Integer, Field(ge=1, le=1024)] = 32
     """Largest batch the engine is built for, texts."""
-    max_batch_tokens: Annotated[int, Field(ge=1, le=16_777_216)] = 16_384
+    max_batch_tokens: Annotated[Integer, Field(ge=1, le=16_777_216)] = 16_384
     """Largest batch the engine is built for, tokens: a bucket of L takes min(max_batch, max_batch_tokens / L) texts."""
     batch_steps: tuple[Count, ...] = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32)
     """Batch sizes that get a CUDA graph and a warm-up run; a bucket keeps those up to its own largest batch."""
-    gpus: tuple[Annotated[int, Field(ge=0, le=63)], ...] = (0,)
+    gpus: tuple[Annotated[Integer, Field(ge=0, le=63)], ...] = (0,)
     """GPU numbers of the bucket models (`tensorrt` only)."""
 
 
 class ObjectiveSettings(Section):
     """The stop line: bench, tune and verify pass or fail against it."""
 
-    p99_ms: Annotated[float, Field(gt=0, le=600_000)] = 400.0
+    p99_ms: Annotated[Number, Field(gt=0, le=600_000)] = 400.0
     """P99 of the latency at the objective's rate, milliseconds."""
-    gpu_utilization: Annotated[float, Field(ge=0, le=1)] | None = 0.70
+    gpu_utilization: Annotated[Number, Field(ge=0, le=1)] | None = 0.70
     """Least GPU utilisation at maximum load, share of 1; none where there is no GPU."""
-    accuracy_loss: Annotated[float, Field(ge=0, le=1)] = 0.005
+    accuracy_loss: Annotated[Number, Field(ge=0, le=1)] = 0.005
     """Largest loss of the task metric against FP32, share of 1."""

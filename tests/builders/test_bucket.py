@@ -96,12 +96,20 @@ def test_buckets_that_no_text_reaches_left_out() -> None:
     assert "2048 positions and takes 200 tokens" in str(plan.notice)
 
 
+@pytest.mark.parametrize(
+    ("limit", "served"), [(127, [128]), (128, [128]), (129, [128, 256]), (256, [128, 256]), (257, [128, 256, 512])]
+)
+def test_last_bucket_is_the_first_that_holds_the_longest_text(limit: int, served: list[int]) -> None:
+    plan = plan_buckets(deployment(), positions=2048, max_tokens=limit)
+    assert [bucket.length for bucket in plan.buckets] == served
+    assert plan.max_tokens == limit
+
+
 def test_model_limit_lowered_to_the_longest_bucket_when_the_user_set_none() -> None:
     plan = plan_buckets(deployment(buckets=[128]), positions=512, max_tokens=512)
     assert plan.max_tokens == 128
 
 
-@pytest.mark.xfail(strict=True, reason="defect: texts are cut at the longest bucket and no notice says so")
 def test_notice_when_the_longest_bucket_lowers_the_models_limit() -> None:
     plan = plan_buckets(deployment(buckets=[128]), positions=512, max_tokens=512)
     assert "128" in str(plan.notice)

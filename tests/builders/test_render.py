@@ -99,9 +99,6 @@ def test_configuration_of_a_bucket_that_is_gone_removed(
     assert (tmp_path / "encoder_128/config.pbtxt").exists()
 
 
-@pytest.mark.xfail(
-    strict=True, reason="defect: the empty folder stays, and tritonserver does not start with it in its default mode"
-)
 def test_folder_of_a_bucket_that_is_gone_removed_when_it_is_empty(
     production: tuple[DeploySettings, EncoderSource], tmp_path: Path
 ) -> None:

@@ -103,16 +103,12 @@ def post(server: TritonServer, body: bytes) -> tuple[int, dict[str, Any]]:
 
 def test_http_answers_and_refuses_like_grpc_when_asked_in_json(cpu_server: TritonServer) -> None:
     tensor = {"name": "TEXT", "shape": [2, 1], "datatype": "BYTES", "data": ["hello", "world"]}
-    status, answer = post(
-        cpu_server, json.dumps({"parameters": {"priority": 1}, "inputs": [tensor]}).encode()
-    )
+    status, answer = post(cpu_server, json.dumps({"parameters": {"priority": 1}, "inputs": [tensor]}).encode())
     assert status == 200
     outputs = {output["name"]: output for output in answer["outputs"]}
     assert outputs["EMBEDDING"]["shape"] == [2, 384]
     too_long = {"name": "TEXT", "shape": [1, 1], "datatype": "BYTES", "data": ["word " * 700]}
-    status, answer = post(
-        cpu_server, json.dumps({"parameters": {"truncate": "error"}, "inputs": [too_long]}).encode()
-    )
+    status, answer = post(cpu_server, json.dumps({"parameters": {"truncate": "error"}, "inputs": [too_long]}).encode())
     assert status == 400
     assert "702 tokens" in answer["error"]
 

@@ -34,10 +34,14 @@ def measure(label: str, overrides: dict[str, Any], base: str, *, texts: int, rat
             samples = open_loop(server.grpc_url, calls)
             short = [s for s in samples if len(s.call.texts[0]) < 250]
             rest = [s for s in samples if len(s.call.texts[0]) >= 250]
+            parts = {"short": short, "rest": rest}
+            latencies = " | ".join(
+                f"{name} P50 {percentile_ms(part, 50):6.0f} P99 {percentile_ms(part, 99):6.0f}"
+                for name, part in parts.items()
+            )
+            errors = sum(sample.error is not None for sample in samples)
             print(
-                f"{label:42} {throughput:7.1f}/s closed 32 | open {rate:.0f}/s: short P50 {percentile_ms(short, 50):6.0f}"
-                f" P99 {percentile_ms(short, 99):6.0f} | rest P50 {percentile_ms(rest, 50):6.0f}"
-                f" P99 {percentile_ms(rest, 99):6.0f} | errors {sum(s.error is not None for s in samples)}",
+                f"{label:42} {throughput:7.1f}/s closed 32 | open {rate:.0f}/s: {latencies} | errors {errors}",
                 flush=True,
             )
     return throughput
@@ -76,8 +80,12 @@ def main() -> None:
                             }
                             label = f"late {late} bound {bound} proc {processes} batch {batch} tok {tokens}"
                             measure(
-                                label, overrides, options.base,
-                                texts=options.texts, rate=options.rate, seconds=options.seconds,
+                                label,
+                                overrides,
+                                options.base,
+                                texts=options.texts,
+                                rate=options.rate,
+                                seconds=options.seconds,
                             )
 
 

@@ -151,7 +151,6 @@ def test_group_kept_when_nobody_has_given_up() -> None:
     assert group.without_given_up() is group
 
 
-@pytest.mark.xfail(strict=True, reason="defect: an error in one late answer leaves the group's other rows unsettled")
 @pytest.mark.parametrize("end", ["deliver", "fail"])
 def test_other_requests_answered_when_sending_one_answer_fails(end: str) -> None:
     broken, other, mailbox = ticket(3), ticket(2), Mailbox()

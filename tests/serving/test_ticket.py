@@ -22,7 +22,7 @@ def together(work: Callable[[int], None], threads: int = 16) -> None:
         start.wait(10)
         work(number)
 
-    running = [threading.Thread(target=run, args=(number,)) for number in range(threads)]
+    running = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(threads)]
     for thread in running:
         thread.start()
     for thread in running:

@@ -165,7 +165,7 @@ def test_16_tokenisers_on_16_threads_agree_with_one(minilm_tokenizer: Path, toke
         start.wait(10)
         got[number] = [(text.ids.tolist(), text.cut) for _ in range(5) for text in own[number](texts)]
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(16)]
+    threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(16)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -146,7 +146,6 @@ def test_wrong_kind_of_value_refused_with_what_is_allowed(name: str, value: obje
     assert str(dict(fields())[name].description) in message
 
 
-@pytest.mark.xfail(strict=True, reason="defect: a YAML `true` passes as the number 1")
 @pytest.mark.parametrize("name", ["entry.processes", "lanes.short.batch", "entry.window_ms"])
 def test_boolean_refused_where_a_number_belongs(name: str, tmp_path: Path) -> None:
     assert name in refusal(tmp_path, name, True)

@@ -10,7 +10,7 @@ def counter(url: str, name: str, **labels: str) -> float:
     total = 0.0
     with urllib.request.urlopen(url) as response:  # noqa: S310 - loopback
         for line in response.read().decode().splitlines():
-            if line.startswith(name) and line[len(name)] in "{ ":
-                if all(f'{key}="{value}"' in line for key, value in labels.items()):
-                    total += float(line.rsplit(" ", 1)[1])
+            named = line.startswith(name) and line[len(name)] in "{ "
+            if named and all(f'{key}="{value}"' in line for key, value in labels.items()):
+                total += float(line.rsplit(" ", 1)[1])
     return total

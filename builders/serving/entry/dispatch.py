@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,20 @@ from .longlane import LongLane
 from .ticket import Ticket
 
 LaneCall = Callable[[BucketRoute, NDArray[np.int32], NDArray[np.int32]], NDArray[np.float32]]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A dynamic batch by bucket, in rising length; `slot`: it holds one of the places for late batches."""
+
+    rows: dict[BucketRoute, list[Row]]
+    slot: bool
+
+    def groups(self, answer: str) -> list[Group]:
+        """The calls of the buckets that are answered in this way."""
+        return [
+            group for route, rows in self.rows.items() if route.answer == answer for group in groups_of(route, rows)
+        ]
 
 
 class Dispatcher:
@@ -43,24 +58,36 @@ class Dispatcher:
         self._late_batches = threading.BoundedSemaphore(config.late_bound)
         self._long = LongLane(self._run, config.long_workers, config.long_bound)
 
-    def route(self, tickets: Iterable[Ticket]) -> list[tuple[BucketRoute, list[Row]]]:
+    def route(self, tickets: Iterable[Ticket]) -> Batch:
         """Group the texts by bucket and mark the tickets that are answered late; no text is sent yet."""
-        routed = list(rows_by_bucket(tickets, self._config.buckets).items())
-        for route, rows in routed:
+        tickets = list(tickets)
+        rows = rows_by_bucket(tickets, self._config.buckets)
+        for route, own in rows.items():
             if route.answer != "together":
-                for row in rows:
+                for row in own:
                     row.ticket.late = True
-        return routed
+        has_late = any(route.answer == "late" for route in rows)
+        slot = has_late and self._late_batches.acquire(blocking=False)
+        if has_late and not slot:
+            # This process will have to wait for a slot; nobody of this batch waits with it.
+            for ticket in tickets:
+                ticket.late = True
+        return Batch(rows, slot)
 
-    def run(self, routed: list[tuple[BucketRoute, list[Row]]]) -> None:
-        """Compute what `route` grouped; returns when every ticket that is not late is settled."""
-        self._offer_long([(route, row) for route, rows in routed if route.answer == "long" for row in rows])
-        late = [group for route, rows in routed if route.answer == "late" for group in groups_of(route, rows)]
-        self._start_late(late)
-        now = [group for route, rows in routed if route.answer == "together" for group in groups_of(route, rows)]
-        # The last group needs no thread of its own; it is the longest one, so nothing waits for a hand-over.
-        futures = [self._pool.submit(self._run, group) for group in now[:-1]]
-        if now:
+    def run(self, batch: Batch) -> None:
+        """Compute what `route` grouped; returns when every ticket that is not late is settled.
+
+        With late groups and no slot free it returns when there is one: the backlog stays in Triton's queue, where
+        priority holds.
+        """
+        # First, since it never waits and a refused request's other texts need no computing then.
+        self._offer_long([(route, row) for route, rows in batch.rows.items() if route.answer == "long" for row in rows])
+        now, late = batch.groups("together"), batch.groups("late")
+        futures = [self._pool.submit(self._run, group) for group in (now if late else now[:-1])]
+        if late:
+            self._start_late(late, batch.slot)
+        elif now:
+            # The last group needs no thread of its own; it is the longest one, so nothing waits for a hand-over.
             self._run(now[-1])
         wait(futures)
 
@@ -80,11 +107,9 @@ class Dispatcher:
                 for route, row in own:
                     Group(route, (row,)).fail(refusal)
 
-    def _start_late(self, groups: list[Group]) -> None:
-        if not groups:
-            return
-        # At the bound this process waits: the backlog stays in Triton's queue, where priority holds.
-        self._late_batches.acquire()
+    def _start_late(self, groups: list[Group], slot: bool) -> None:
+        if not slot:
+            self._late_batches.acquire()
         left = len(groups)
         lock = threading.Lock()
 
@@ -101,10 +126,10 @@ class Dispatcher:
 
     def _run(self, group: Group) -> None:
         """Compute one group and settle its rows, whatever happens."""
-        group = group.without_given_up()
-        if not group.rows:
-            return
         try:
+            group = group.without_given_up()
+            if not group.rows:
+                return
             vectors = self._call(group.route, *group.tensors(self._config.pad_id))
             if vectors.shape != (len(group.rows), self._config.dim):
                 raise LaneError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -9,6 +10,8 @@ from collections.abc import Callable
 from .config import BucketRoute
 from .errors import Refusal
 from .group import Group, Row
+
+_LOG = logging.getLogger(__name__)
 
 
 class LongLane:
@@ -67,6 +70,7 @@ class LongLane:
             self._closed = True
             waiting = list(self._waiting)
             self._waiting.clear()
+            self._held -= len(waiting)
             self._changed.notify_all()
         for route, row in waiting:
             Group(route, (row,)).fail(Refusal("overloaded", "the server is shutting down; send the request again"))
@@ -83,6 +87,8 @@ class LongLane:
                 group = self._next_group()
             try:
                 self._run(group)
+            except Exception:  # the lane must work on for everybody else
+                _LOG.exception("a group of the long lane failed")
             finally:
                 with self._changed:
                     self._held -= len(group.rows)

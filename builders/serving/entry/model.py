@@ -139,6 +139,9 @@ class TritonPythonModel:
         ticket.cancelled = sender.is_cancelled
 
     def _response(self, ticket: Ticket) -> Any:
+        if ticket.refusal is None and not ticket.complete:
+            # Must not happen; if it does, the client gets an error and not memory that nobody has written.
+            ticket.refuse(Refusal("failed", "a text of the request was not computed; please report this"))
         if ticket.refusal is not None:
             code = getattr(pb_utils.TritonError, CODES[ticket.refusal.kind])
             error = pb_utils.TritonError(ticket.refusal.message, code)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 
@@ -10,6 +11,8 @@ from numpy.typing import NDArray
 
 from .errors import Refusal
 from .tokenise import Tokens
+
+_LOG = logging.getLogger(__name__)
 
 
 class Ticket:
@@ -41,9 +44,14 @@ class Ticket:
     @property
     def given_up(self) -> bool:
         """No part of it needs computing any more: it was refused, or its client has gone."""
-        if self.refusal is None and self.cancelled():
+        if self.refusal is None and self._is_cancelled():
             self.refuse(Refusal("cancelled", "the request was cancelled by its client"))
         return self.refusal is not None
+
+    @property
+    def complete(self) -> bool:
+        """Nothing is owed any more: `vectors` or `refusal` is the answer."""
+        return self._owed == 0
 
     def refuse(self, refusal: Refusal) -> None:
         """Note what went wrong; the first reason stays."""
@@ -60,5 +68,15 @@ class Ticket:
             self._owed -= texts
             done = self._owed == 0
         if done and self.late and self.send is not None:
-            self.send(self)
+            try:
+                self.send(self)
+            except Exception:  # the client is gone; the other requests of the group still want their answers
+                _LOG.exception("an answer could not be sent")
         return done
+
+    def _is_cancelled(self) -> bool:
+        try:
+            return self.cancelled()
+        except Exception:  # not knowing is no reason to refuse
+            _LOG.exception("whether a request was cancelled could not be asked")
+            return False

@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 
 #: The batcher looks by itself after this long; a later wake-up would be of no use.
 POLL_S = 0.5
@@ -38,6 +38,7 @@ class WakeUp:
         self._send, self._quiet, self._failed = send, quiet_s, failed
         self._due: float | None = None
         self._spell = 0
+        self._heard = -1
         self._closed = False
         self._changed = threading.Condition()
         self._pool = ThreadPoolExecutor(ATTEMPTS, thread_name_prefix="wake-up")
@@ -49,6 +50,7 @@ class WakeUp:
         with self._changed:
             self._due = None
             self._spell += 1
+            self._changed.notify()
 
     def quiet(self) -> None:
         """Work has ended."""
@@ -77,24 +79,27 @@ class WakeUp:
 
     def _wake(self, spell: int) -> None:
         """Send wake-ups until one is rejected as expired, work comes, or the batcher has looked by itself."""
-        sent: set[Future[bool]] = set()
         interval = self._quiet
-        while interval < POLL_S and not self._closed and self._spell == spell:
-            sent.add(self._pool.submit(self._try))
+        for _ in range(ATTEMPTS):
+            self._pool.submit(self._try, spell)
             interval *= 2
-            until = time.monotonic() + interval
-            while sent and (left := until - time.monotonic()) > 0:
-                done, sent = wait(sent, timeout=left, return_when=FIRST_COMPLETED)
-                if any(future.result() for future in done):
-                    return
-            time.sleep(max(0.0, until - time.monotonic()))
+            with self._changed:
+                over = self._changed.wait_for(
+                    lambda: self._closed or self._spell != spell or self._heard >= spell, timeout=interval
+                )
+            if over or interval >= POLL_S:
+                return
 
-    def _try(self) -> bool:
+    def _try(self, spell: int) -> None:
         try:
-            return self._send()
+            heard = self._send()
         except Exception as error:  # the queue must still be woken next time
             self._failed(error)
-            return False
+            return
+        if heard:
+            with self._changed:
+                self._heard = max(self._heard, spell)
+                self._changed.notify()
 
     def _is_due(self) -> bool:
         return self._due is not None and time.monotonic() >= self._due

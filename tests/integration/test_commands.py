@@ -1,0 +1,61 @@
+"""`make demo` and `make serve` as a user runs them, without the virtual environment's set-up."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+from builders.ports import free_ports
+from tests.tools.repositories import ROOT, settings_file
+
+
+def test_demo_prints_the_answers_and_stops_in_20_seconds_when_run_again(tmp_path: Path) -> None:
+    config = settings_file(tmp_path, "deploy.cpu.yaml")
+    command = [sys.executable, "-m", "builders", "demo", "--config", str(config), "--cache", str(ROOT / "build/cache")]
+    first = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=180)
+    assert first.returncode == 0, first.stderr
+    began = time.monotonic()
+    second = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert time.monotonic() - began < 20
+    assert second.returncode == 0, second.stderr
+    assert "up to date" in second.stderr
+    for text in ("interactive", "background", "nearest to", "14 answered, 1 refused", "stopped"):
+        assert text in second.stdout
+    nearest = second.stdout.split("nearest to")[1].splitlines()[2]
+    assert re.search(r"0\.\d+ +Press Ctrl-C", nearest)
+
+
+def test_serve_answers_until_interrupted_and_leaves_nothing(tmp_path: Path) -> None:
+    ports = free_ports()
+    config = settings_file(tmp_path, "deploy.cpu.yaml", buckets=[32, 512])
+    command = [
+        sys.executable, "-m", "builders", "serve", "--config", str(config), "--cache", str(ROOT / "build/cache"),
+        "--http-port", str(ports.http), "--grpc-port", str(ports.grpc), "--metrics-port", str(ports.metrics),
+    ]  # fmt: skip
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if str(ports.grpc) in line:
+                break
+        ready = f"http://127.0.0.1:{ports.http}/v2/models/encode/ready"
+        with urllib.request.urlopen(ready, timeout=10) as answer:
+            assert answer.status == 200
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=40) == 0
+    assert "encoder_32" in "".join(lines)
+
+
+def test_command_says_what_is_wrong_in_one_line_when_the_settings_are_bad(tmp_path: Path) -> None:
+    config = settings_file(tmp_path, "deploy.cpu.yaml", entry={"proceses": 2})
+    command = [sys.executable, "-m", "builders", "render", "--config", str(config)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 2
+    assert "did you mean processes?" in done.stderr
+    assert "Traceback" not in done.stderr
