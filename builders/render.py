@@ -93,7 +93,9 @@ def lane_folders(repository: Path) -> list[Path]:
 def _entry_config(settings: DeploySettings, source: EncoderSource, plan: BucketPlan) -> Any:
     entry = settings.entry
     config = proto.ModelConfig(name=ENTRY, backend="python", max_batch_size=entry.batch)
-    config.input.add(name="TEXT", data_type=proto.TYPE_STRING, dims=[1])
+    # Always [n, 1], which the entry checks. Declared free, since Triton then wakes its batcher for every request; with
+    # a fixed shape it can leave a request asleep behind one that expired in the window (docs/queue.md).
+    config.input.add(name="TEXT", data_type=proto.TYPE_STRING, dims=[-1])
     config.output.add(name="EMBEDDING", data_type=proto.TYPE_FP32, dims=[source.dim])
     config.output.add(name="TOKENS", data_type=proto.TYPE_INT32, dims=[1])
     config.output.add(name="CUT", data_type=proto.TYPE_INT32, dims=[1])
@@ -109,6 +111,7 @@ def _entry_config(settings: DeploySettings, source: EncoderSource, plan: BucketP
     parameters = {
         "max_tokens": plan.max_tokens,
         "max_text_bytes": entry.max_text_bytes,
+        "max_request_bytes": entry.max_request_bytes,
         "tokenizer_threads": entry.tokenizer_threads,
         "wake_after_ms": entry.wake_after_ms,
         "pad_id": source.pad_id,
