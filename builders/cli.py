@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -65,20 +66,33 @@ def build(config: Config = CPU, cache: Cache = None) -> None:
 def serve(
     config: Config = CPU,
     cache: Cache = None,
-    http_port: Annotated[int, typer.Option(envvar="HTTP_PORT", help="HTTP port.")] = 8000,
-    grpc_port: Annotated[int, typer.Option(envvar="GRPC_PORT", help="gRPC port.")] = 8001,
-    metrics_port: Annotated[int, typer.Option(envvar="METRICS_PORT", help="Port of the Prometheus metrics.")] = 8002,
+    http_port: Annotated[int | None, typer.Option(help="HTTP port; default: $HTTP_PORT, else 8000.")] = None,
+    grpc_port: Annotated[int | None, typer.Option(help="gRPC port; default: $GRPC_PORT, else 8001.")] = None,
+    metrics_port: Annotated[
+        int | None, typer.Option(help="Port of the Prometheus metrics; default: $METRICS_PORT, else 8002.")
+    ] = None,
     host: Annotated[str, typer.Option(envvar="HOST", help="Address to listen on.")] = "127.0.0.1",
+    log: Annotated[Path | None, typer.Option(help="File for the server's whole log; default: a temporary one.")] = None,
 ) -> None:
     """Build what is missing, start tritonserver, stop it on Ctrl-C."""
     from builders.ports import Ports
+    from builders.render import ENTRY
     from builders.serve import serve as run
     from builders.versions import check_served, record_start
 
+    given = {"http": http_port, "grpc": grpc_port, "metrics": metrics_port}
+    ports = replace(Ports.from_environment(), **{name: port for name, port in given.items() if port is not None})
     built = _build(load_settings(config), config, cache)
     check_served(built.repository)
-    ports = Ports(http_port, grpc_port, metrics_port)
-    code = run(built.repository, built.models, ports, host, on_ready=lambda: record_start(built.repository))
+    code = run(
+        built.repository,
+        built.models,
+        ports,
+        host,
+        log_path=log,
+        drain_model=ENTRY,
+        on_ready=lambda: record_start(built.repository),
+    )
     raise typer.Exit(code)
 
 
@@ -180,9 +194,9 @@ def _say(line: str) -> None:
 
 
 def main() -> None:
-    """Run the command line; a `BuilderError` is one line and exit code 2."""
+    """Run the command line; a `BuilderError`, or a file that cannot be read or written, is one line and exit code 2."""
     try:
         app()
-    except BuilderError as error:
+    except (BuilderError, OSError) as error:
         console.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
         sys.exit(2)

@@ -19,6 +19,7 @@ from rich.table import Table
 from builders.bucket import Bucket
 from builders.build import BuildResult
 from builders.ports import free_ports
+from builders.render import ENTRY
 from builders.server import TritonServer
 from builders.triton_log import ServerEvent
 from clients import EncoderClient, EncoderError, EncodeResult
@@ -70,7 +71,7 @@ def run_demo(built: BuildResult, console: Console) -> None:
             console.print(f"  {escape(event.text)}", style="dim", soft_wrap=True)
 
     console.print(f"starting tritonserver with {len(built.models)} models")
-    with TritonServer(built.repository, built.models, ports=free_ports(), on_event=show) as server:
+    with TritonServer(built.repository, built.models, ports=free_ports(), drain_model=ENTRY, on_event=show) as server:
         console.print(f"ready after {time.perf_counter() - began:.1f} s: gRPC {server.grpc_url}, {server.http_url}")
         questions = _questions(built.plan.max_tokens)
         with EncoderClient(server.grpc_url) as client, ThreadPoolExecutor(len(questions)) as pool:

@@ -188,7 +188,9 @@ def stale_configs(repository: Path, names: Set[str]) -> Iterator[Path]:
 def _entry_config(settings: DeploySettings, facts: VersionFacts) -> Any:
     entry, plan = settings.entry, facts.plan
     config = proto.ModelConfig(name=ENTRY, backend="python", max_batch_size=entry.batch)
-    config.input.add(name="TEXT", data_type=proto.TYPE_STRING, dims=[1])
+    # Always [n, 1], which the entry checks. Declared free, since Triton then wakes its batcher for every request; with
+    # a fixed shape it can leave a request asleep behind one that expired in the window (docs/queue.md).
+    config.input.add(name="TEXT", data_type=proto.TYPE_STRING, dims=[-1])
     config.output.add(name="EMBEDDING", data_type=proto.TYPE_FP32, dims=[facts.dim])
     config.output.add(name="TOKENS", data_type=proto.TYPE_INT32, dims=[1])
     config.output.add(name="CUT", data_type=proto.TYPE_INT32, dims=[1])
@@ -204,6 +206,7 @@ def _entry_config(settings: DeploySettings, facts: VersionFacts) -> Any:
     parameters = {
         "max_tokens": plan.max_tokens,
         "max_text_bytes": entry.max_text_bytes,
+        "max_request_bytes": entry.max_request_bytes,
         "tokenizer_threads": entry.tokenizer_threads,
         "wake_after_ms": entry.wake_after_ms,
         "pad_id": facts.pad_id,

@@ -32,6 +32,7 @@ def serve(
     host: str,
     *,
     log_path: Path | None = None,
+    drain_model: str | None = None,
     console: Console | None = None,
     on_ready: Callable[[], None] | None = None,
 ) -> int:
@@ -46,6 +47,7 @@ def serve(
         ports: where to listen.
         host: the address to listen on.
         log_path: where the server's whole log goes; a temporary file by default.
+        drain_model: see `TritonServer`.
         console: where to print; standard output by default.
         on_ready: called once, when every model answers.
 
@@ -57,7 +59,15 @@ def serve(
     """
     screen = _Screen(console or Console(highlight=False))
     events: queue.SimpleQueue[ServerEvent] = queue.SimpleQueue()
-    server = TritonServer(repository, models, ports=ports, host=host, log_path=log_path, on_event=events.put)
+    server = TritonServer(
+        repository,
+        models,
+        ports=ports,
+        host=host,
+        log_path=log_path,
+        drain_model=drain_model,
+        on_event=events.put,
+    )
     with _stop_signals(server) as stop:
         try:
             server.start()

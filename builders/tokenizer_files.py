@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 from builders.errors import SourceError
@@ -43,7 +44,8 @@ def write_tokenizer(source: EncoderSource, destination: Path) -> Path:
         raise SourceError(f"tokenizer.json is no tokenizer ({error})", value=str(origin), remedy=remedy) from None
     destination.mkdir(parents=True, exist_ok=True)
     written = destination / "tokenizer.json"
-    draft = written.with_name(".tokenizer.json.part")
+    # A name of its own: two builds may share the folder.
+    draft = written.with_name(f".tokenizer.json.{os.getpid()}")
     draft.write_text(text, encoding="utf-8")
     draft.replace(written)
     return written

@@ -1,6 +1,8 @@
 """Clients of the encoder service.
 
 * `grpc_client`  EncoderClient: texts in, embeddings out, any number of texts
+* `options`      what a call may ask, and its checks
+* `result`       what a call gives
 * `errors`       what a call can fail with
 * `cli`          `python -m clients encode "a text"`
 
@@ -19,7 +21,8 @@ from clients.errors import (
     ServerFailure,
     ServerUnavailable,
 )
-from clients.grpc_client import EncoderClient, EncodeResult, TextEncoding
+from clients.grpc_client import EncoderClient
+from clients.result import EncodeResult, TextEncoding
 
 __all__ = [
     "DeadlineExceeded",

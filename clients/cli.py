@@ -25,7 +25,8 @@ from clients.errors import (
     QueueTimeout,
     ServerUnavailable,
 )
-from clients.grpc_client import EncoderClient, EncodeResult
+from clients.grpc_client import EncoderClient
+from clients.result import EncodeResult
 
 _EXIT_CODES: dict[type[EncoderError], int] = {
     InvalidInput: 2,
@@ -110,7 +111,8 @@ def encode(
                 _write_npy(output, np.concatenate(parts) if parts else np.empty((0, client.dim()), np.float32))
         except EncoderError as error:
             if file is not None and error.texts:
-                error.add_note(f"{file}, line {error.texts[0] + 1} to {error.texts[-1] + 1}")
+                first, last = error.texts[0] + 1, error.texts[-1] + 1
+                error.add_note(f"{file}, line {first}" if first == last else f"{file}, line {first} to {last}")
             raise
 
 

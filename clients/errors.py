@@ -26,7 +26,8 @@ class EncoderError(Exception):
         remedy: what to do about it, an imperative clause.
         status: name of the gRPC status, for example "UNAVAILABLE"; left out, the kind's own.
         url: the server that was called, host:port (None for an error found before anything was sent).
-        texts: positions, in the call's list, of the texts the error is about (None when it concerns no text).
+        texts: positions, in the call's list, of the texts the error is about (None when it concerns no text); the
+            message names them first, unless `what` begins with their name.
 
     Attributes:
         status: name of the gRPC status, a str.
@@ -63,7 +64,7 @@ class EncoderError(Exception):
         self.status = status or type(self).status
         self.url, self.texts = url, texts
         parts = [what if value is None else f"{what}: {_shown(value)}"]
-        if texts:
+        if texts and not what.startswith(f"{_named(texts)} "):
             parts[0] = f"{_named(texts)}: {parts[0]}"
         if limit:
             parts.append(f"limit: {limit}")
@@ -75,7 +76,7 @@ class EncoderError(Exception):
 
 
 class InvalidInput(EncoderError):
-    """The call itself is wrong (a text, an option); the same call fails again."""
+    """The call itself is wrong (a text, an option, its size); the same call fails again."""
 
     status = "INVALID_ARGUMENT"
 
@@ -165,7 +166,14 @@ _KINDS: tuple[_Kind, ...] = (
         "the call did not end within its deadline",
         "give a longer deadline=, fewer texts, or priority='interactive'",
     ),
-    _Kind("RESOURCE_EXHAUSTED", r"larger than max", InvalidInput, "", "give EncoderClient a smaller batch="),
+    # gRPC's own limits on a message and on the headers, which carry an error's text: another try meets them again.
+    _Kind(
+        "RESOURCE_EXHAUSTED",
+        r"(?i)metadata size|message (size|larger|exceeds|too large)",
+        InvalidInput,
+        "a message of the call is too large",
+        "give EncoderClient a smaller batch=, or shorten the texts",
+    ),
     _Kind("RESOURCE_EXHAUSTED", r"", Overloaded, "the server has no capacity left", _RETRY),
     _Kind(
         "UNIMPLEMENTED",
@@ -178,6 +186,7 @@ _KINDS: tuple[_Kind, ...] = (
 _OTHER = _Kind("", r"", ServerFailure, "the server failed", "read the server's log")
 
 _REQUEST_ID = re.compile(r"^\[request id: [^\]]*\] ")
+_POSITION = re.compile(r"text ([0-9]{1,9}) ")
 
 
 def from_grpc(error: grpc.RpcError | InferenceServerException, url: str, texts: range | None = None) -> EncoderError:
@@ -190,11 +199,14 @@ def from_grpc(error: grpc.RpcError | InferenceServerException, url: str, texts: 
 
     Returns:
         An error of the first kind in the table whose status and pattern fit; ServerFailure when none does.
-        Its `status` is the gRPC status as received.
+        Its `status` is the gRPC status as received. The text that the server refuses by its position in the request is
+        named by its position in the call, alone.
     """
     status, message = _status_and_message(error)
     kind = next((row for row in _KINDS if row.status == status and re.search(row.pattern, message)), _OTHER)
     message = _REQUEST_ID.sub("", message) or "no message"
+    if status == "INVALID_ARGUMENT" and texts is not None:
+        message, texts = _in_call(message, texts)
     return kind.kind(
         kind.what or message,
         value=message if kind.what else None,
@@ -203,6 +215,15 @@ def from_grpc(error: grpc.RpcError | InferenceServerException, url: str, texts: 
         url=url,
         texts=texts,
     )
+
+
+def _in_call(message: str, texts: range) -> tuple[str, range]:
+    """Counts a message's leading `text N ` within the call instead of the request; leaves any other message alone."""
+    found = _POSITION.match(message)
+    if found is None or int(found[1]) >= len(texts):
+        return message, texts
+    position = texts[int(found[1])]
+    return f"text {position} {message[found.end() :]}", range(position, position + 1)
 
 
 def _status_and_message(error: grpc.RpcError | InferenceServerException) -> tuple[str, str]:

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Literal, NamedTuple, Protocol, Self
+from typing import Protocol, Self
 
 import numpy as np
-import numpy.typing as npt
 from tritonclient.grpc import MAX_GRPC_MESSAGE_SIZE, InferenceServerClient, InferInput, InferResult
 from tritonclient.utils import InferenceServerException
 
 from clients.errors import DeadlineExceeded, InvalidInput, ServerFailure, ServerUnavailable, from_grpc
+from clients.options import Options, Priority, Truncate, check_options, seconds, utf8, whole
+from clients.result import EncodeResult, empty, joined, read_answer
 
-Priority = Literal["interactive", "background"] | int
-Truncate = Literal["end", "error"]
-
-_LEVELS = {"interactive": 1, "background": 2}
-_LONGEST_WAIT_S = 86_400.0
 _CHANNEL = [
     ("grpc.max_send_message_length", MAX_GRPC_MESSAGE_SIZE),
     ("grpc.max_receive_message_length", MAX_GRPC_MESSAGE_SIZE),
@@ -32,35 +26,6 @@ _CHANNEL = [
 ]
 
 
-class TextEncoding(NamedTuple):
-    """What one text gave: `embedding` float32 [dim] (a view), `tokens` used and tokens `cut`."""
-
-    embedding: npt.NDArray[np.float32]
-    tokens: int
-    cut: int
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class EncodeResult:
-    """What n texts gave, in their order. Its length is n; iterating gives one TextEncoding per text."""
-
-    embeddings: npt.NDArray[np.float32]
-    """float32 [n, dim]."""
-    tokens: npt.NDArray[np.int32]
-    """int32 [n]: tokens the model read, special tokens included."""
-    cut: npt.NDArray[np.int32]
-    """int32 [n]: tokens beyond the model's longest text, which were cut off; 0 for a text read whole."""
-
-    def __len__(self) -> int:
-        """Number of texts, n."""
-        return len(self.embeddings)
-
-    def __iter__(self) -> Iterator[TextEncoding]:
-        """One TextEncoding per text, in order."""
-        for embedding, tokens, cut in zip(self.embeddings, self.tokens, self.cut, strict=True):
-            yield TextEncoding(embedding, int(tokens), int(cut))
-
-
 class _Call(Protocol):
     """A request under way."""
 
@@ -69,22 +34,6 @@ class _Call(Protocol):
 
 
 _Answers = SimpleQueue[tuple[int, InferResult | None, InferenceServerException | None]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Options:
-    """The checked options of one call, as Triton takes them."""
-
-    priority: int
-    """0: none is sent."""
-    timeout_us: int | None
-    ends: float | None
-    """Value of time.monotonic() at which the call is over."""
-    truncate: str
-
-    def remaining(self) -> float | None:
-        """Seconds left to the call; None without a deadline."""
-        return None if self.ends is None else self.ends - time.monotonic()
 
 
 class EncoderClient:
@@ -120,8 +69,8 @@ class EncoderClient:
         if not model:
             raise InvalidInput("model is empty", remedy="give the entry model's name, 'encode' by default")
         self._url, self._model = url, model
-        self._batch = _whole("batch", batch, 1024)
-        self._concurrency = _whole("concurrency", concurrency, 256)
+        self._batch = whole("batch", batch, 1024)
+        self._concurrency = whole("concurrency", concurrency, 256)
         self._closed = False
         self._client = InferenceServerClient(url, channel_args=_CHANNEL)
 
@@ -158,7 +107,7 @@ class EncoderClient:
         """
         self._check_open()
         try:
-            return bool(self._client.is_model_ready(self._model, client_timeout=_seconds("deadline", deadline)))
+            return bool(self._client.is_model_ready(self._model, client_timeout=seconds("deadline", deadline)))
         except InferenceServerException as error:
             typed = from_grpc(error, self._url)
             if isinstance(typed, ServerUnavailable | DeadlineExceeded):
@@ -177,7 +126,7 @@ class EncoderClient:
             ServerFailure: the model has no output EMBEDDING of a fixed length.
         """
         self._check_open()
-        limit = None if deadline is None else _seconds("deadline", deadline)
+        limit = None if deadline is None else seconds("deadline", deadline)
         try:
             metadata = self._client.get_model_metadata(self._model, client_timeout=limit)
         except InferenceServerException as error:
@@ -243,11 +192,11 @@ class EncoderClient:
             [(3, 0), (2048, 2954)]
         """
         self._check_open()
-        options = _options(priority, timeout, deadline, truncate)
-        encoded = _utf8(texts)
+        options = check_options(priority, timeout, deadline, truncate)
+        encoded = utf8(texts)
         if not encoded:
-            return _empty(self.dim(deadline=deadline))
-        return _joined(list(self._run(encoded, options)), self._url)
+            return empty(self.dim(deadline=deadline))
+        return joined(list(self._run(encoded, options)), self._url)
 
     def encode_batches(
         self,
@@ -280,10 +229,10 @@ class EncoderClient:
             4
         """
         self._check_open()
-        options = _options(priority, timeout, deadline, truncate)
-        return self._run(_utf8(texts), options)
+        options = check_options(priority, timeout, deadline, truncate)
+        return self._run(utf8(texts), options)
 
-    def _run(self, texts: list[bytes], options: _Options) -> Iterator[EncodeResult]:
+    def _run(self, texts: list[bytes], options: Options) -> Iterator[EncodeResult]:
         """Sends the requests, at most `concurrency` at a time, and yields their results in order."""
         parts = [range(i, min(i + self._batch, len(texts))) for i in range(0, len(texts), self._batch)]
         # gRPC's own thread only puts answers here; everything else happens in the caller's thread.
@@ -300,7 +249,7 @@ class EncoderClient:
                 del calls[number]
                 if error is not None:
                     raise from_grpc(error, self._url, parts[number])
-                results[number] = _read(result, parts[number], self._url)
+                results[number] = read_answer(result, parts[number], self._url)
                 while given in results:
                     yield results.pop(given)
                     given += 1
@@ -308,7 +257,7 @@ class EncoderClient:
             for call in calls.values():
                 call.cancel()
 
-    def _send(self, number: int, texts: list[bytes], part: range, options: _Options, answers: _Answers) -> _Call:
+    def _send(self, number: int, texts: list[bytes], part: range, options: Options, answers: _Answers) -> _Call:
         """Sends one request; its answer arrives in `answers` under its number."""
         self._check_open()
         remaining = options.remaining()
@@ -337,107 +286,3 @@ class EncoderClient:
         """Refuses to work on a closed channel, which would be a bare ValueError of grpc."""
         if self._closed:
             raise RuntimeError("the EncoderClient is closed; make a new one, or call inside its `with` block")
-
-
-def _options(priority: Priority | None, timeout: float | None, deadline: float | None, truncate: str) -> _Options:
-    """Checks a call's options and turns them into Triton's units."""
-    if truncate not in ("end", "error"):
-        raise InvalidInput("unknown truncate", value=truncate, limit="'end' or 'error'")
-    return _Options(
-        priority=_level(priority),
-        timeout_us=None if timeout is None else max(1, round(_seconds("timeout", timeout) * 1e6)),
-        ends=None if deadline is None else time.monotonic() + _seconds("deadline", deadline),
-        truncate=truncate,
-    )
-
-
-def _level(priority: object) -> int:
-    """Triton's number of a priority. Triton itself would serve an unknown number as background, in silence."""
-    if priority is None:
-        return 0
-    if isinstance(priority, str) and priority in _LEVELS:
-        return _LEVELS[priority]
-    if isinstance(priority, int) and not isinstance(priority, bool) and priority in _LEVELS.values():
-        return priority
-    raise InvalidInput("unknown priority", value=priority, limit="'interactive' or 1, 'background' or 2, or None")
-
-
-def _seconds(name: str, value: object) -> float:
-    """A duration in seconds; bounded, so that milliseconds given by mistake do not pass for days."""
-    limit = f"more than 0, at most {_LONGEST_WAIT_S:.0f} seconds"
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-        raise InvalidInput(f"{name} is not a number", value=value, limit=limit)
-    if not 0 < value <= _LONGEST_WAIT_S:  # also refuses NaN
-        raise InvalidInput(f"{name} is out of its limits", value=value, limit=limit)
-    return float(value)
-
-
-def _whole(name: str, value: object, most: int) -> int:
-    """A whole number from 1 to `most`."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise InvalidInput(f"{name} is out of its limits", value=value, limit=f"a whole number from 1 to {most}")
-    return value
-
-
-def _utf8(texts: object) -> list[bytes]:
-    """The texts as UTF-8; names the first that is not one."""
-    if isinstance(texts, str):
-        texts = [texts]
-    if isinstance(texts, bytes | bytearray) or not isinstance(texts, Iterable):
-        raise InvalidInput(f"texts is of type {type(texts).__name__}", limit="a str or a sequence of str")
-    encoded = []
-    for index, text in enumerate(texts):
-        here = range(index, index + 1)
-        if not isinstance(text, str):
-            raise InvalidInput(f"not a str but {type(text).__name__}", value=text, texts=here)
-        try:
-            encoded.append(text.encode())
-        except UnicodeEncodeError as error:
-            raise InvalidInput(
-                f"cannot be UTF-8: lone surrogate at character {error.start}",
-                value=text[error.start],
-                remedy="decode the text's bytes with errors='replace', or remove the character",
-                texts=here,
-            ) from None
-    return encoded
-
-
-def _read(answer: InferResult, part: range, url: str) -> EncodeResult:
-    """The arrays of one answer, held to the entry's contract. They are views of the answer, read-only."""
-    n, shapes = len(part), {"EMBEDDING": "FP32 [n, dim]", "TOKENS": "INT32 [n, 1]", "CUT": "INT32 [n, 1]"}
-    arrays = {name: answer.as_numpy(name) for name in shapes}
-    for name, array in arrays.items():
-        dtype = np.float32 if name == "EMBEDDING" else np.int32
-        fits = array is not None and array.dtype == dtype and array.ndim == 2 and len(array) == n
-        if not fits or (name != "EMBEDDING" and array.shape[1] != 1):
-            raise ServerFailure(
-                f"the answer's {name} is not the entry model's",
-                value=None if array is None else f"{array.dtype} {list(array.shape)}",
-                limit=f"{shapes[name]} with n = {n}",
-                remedy="name the entry model of an embedding repository",
-                url=url,
-                texts=part,
-            )
-    return EncodeResult(arrays["EMBEDDING"], arrays["TOKENS"][:, 0], arrays["CUT"][:, 0])
-
-
-def _joined(parts: Sequence[EncodeResult], url: str) -> EncodeResult:
-    """One result of many, in new arrays."""
-    dims = sorted({part.embeddings.shape[1] for part in parts})
-    if len(dims) > 1:
-        raise ServerFailure(
-            "the requests of the call were answered by models of different dim",
-            value=dims,
-            remedy="call again; the served model changed meanwhile",
-            url=url,
-        )
-    return EncodeResult(
-        np.concatenate([part.embeddings for part in parts]),
-        np.concatenate([part.tokens for part in parts]),
-        np.concatenate([part.cut for part in parts]),
-    )
-
-
-def _empty(dim: int) -> EncodeResult:
-    """The result of no texts."""
-    return EncodeResult(np.empty((0, dim), np.float32), np.empty(0, np.int32), np.empty(0, np.int32))

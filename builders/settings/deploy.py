@@ -12,6 +12,7 @@ from pydantic import Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from builders.errors import SettingsError
+from builders.settings.reference import field_kind
 from builders.settings.sections import (
     EngineSettings,
     EntrySettings,
@@ -122,6 +123,10 @@ class DeploySettings(Section):
                     f"above entry.window_ms = {self.entry.window_ms:g}, or every request waiting for a batch expires",
                     "raise the timeout or shorten the window",
                 )
+        if len(set(self.engine.gpus)) < len(self.engine.gpus):
+            raise _conflict("engine.gpus", list(self.engine.gpus), "each GPU once", "remove what is named twice")
+        if self.repository == Path():
+            raise _conflict("repository", "", "a folder of its own", "name one, for example model_repository")
         if self.engine.kind == "onnxruntime" and self.engine.precision != "fp32":
             raise _conflict(
                 "engine.precision",
@@ -219,7 +224,9 @@ def _explain(problem: Any) -> str:
     if problem["type"] == "missing":
         return f"{name}: missing; limit: required; to do: set it. {_about(section, field)}".rstrip()
     about = _about(section, field)
-    return f"{name}: {problem['input']!r}; limit: {problem['msg']}; to do: correct it. {about}".rstrip()
+    kind = field_kind(section.model_fields[field]) if field in section.model_fields else ""
+    limit = f"{problem['msg']}{f' ({kind})' if kind else ''}"
+    return f"{name}: {problem['input']!r}; limit: {limit}; to do: correct it. {about}".rstrip()
 
 
 def _about(section: type[Section], field: str | None) -> str:

@@ -29,8 +29,13 @@ def _rows(section: type[Section], instance: object, prefix: str) -> Iterator[tup
             yield from _rows(annotation, None if own is PydanticUndefined else own, f"{prefix}{name}.")
             continue
         default = "required" if own is PydanticUndefined else f"`{_plain(own)}`"
-        kind = _kind(annotation, [] if typing.get_origin(annotation) is tuple else field.metadata)
-        yield f"{prefix}{name}", kind, default, field.description or ""
+        yield f"{prefix}{name}", field_kind(field).replace("|", "\\|"), default, field.description or ""
+
+
+def field_kind(field: FieldInfo) -> str:
+    """A field's type and bounds in words: `integer 1…64`."""
+    annotation = field.annotation
+    return _kind(annotation, [] if typing.get_origin(annotation) is tuple else field.metadata)
 
 
 def _plain(value: object) -> str:
@@ -43,7 +48,7 @@ def _kind(annotation: Any, rules: Iterable[Any] = ()) -> str:
     if origin is typing.Annotated:
         return _kind(arguments[0], [*rules, *_rules(arguments[1:])])
     if origin is typing.Literal:
-        return " \\| ".join(f"`{choice}`" for choice in arguments)
+        return " | ".join(f"`{choice}`" for choice in arguments)
     if origin in (typing.Union, types.UnionType):
         return " or ".join("none" if part is type(None) else _kind(part, rules) for part in arguments)
     if origin is tuple:

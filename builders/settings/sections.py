@@ -31,7 +31,7 @@ class ModelSettings(Section):
     """How token vectors become one vector; `auto` reads modules.json and 1_Pooling/config.json of the model."""
     normalize: bool | None = None
     """Scale each vector to length 1; left out, modules.json of the model decides."""
-    max_tokens: Tokens | None = None
+    max_tokens: Annotated[Integer, Field(ge=4, le=65536)] | None = None
     """Longest text in tokens, special tokens included; left out, the model's sentence_bert_config.json decides."""
     tile_positions: Tokens | None = None
     """Tile a learned position table to this many rows (a whole multiple), for a model whose own table is shorter."""
@@ -112,6 +112,8 @@ class EntrySettings(Section):
     """Priority 2, and every request that names none."""
     max_text_bytes: Annotated[Integer, Field(ge=1, le=16 * 1024 * 1024)] = 65_536
     """Longest text accepted, bytes of UTF-8; a longer one is refused before it is tokenised."""
+    max_request_bytes: Annotated[Integer, Field(ge=1, le=64 * 1024 * 1024)] = 524_288
+    """Most bytes of all texts of one request: a process tokenises them at one go, and others wait meanwhile."""
     tokenizer_threads: Annotated[Integer, Field(ge=1, le=256)] = 1
     """Threads of the tokeniser in each process."""
     wake_after_ms: Annotated[Number, Field(ge=0, le=250)] = 2.0
@@ -138,7 +140,7 @@ class EngineSettings(Section):
     """Largest batch the engine is built for, tokens: a bucket of L takes min(max_batch, max_batch_tokens / L) texts."""
     batch_steps: tuple[Count, ...] = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32)
     """Batch sizes that get a CUDA graph and a warm-up run; a bucket keeps those up to its own largest batch."""
-    gpus: tuple[Annotated[Integer, Field(ge=0, le=63)], ...] = (0,)
+    gpus: tuple[Annotated[Integer, Field(ge=0, le=63)], ...] = Field(default=(0,), min_length=1)
     """GPU numbers of the bucket models (`tensorrt` only)."""
 
 

@@ -151,7 +151,7 @@ def test_every_model_serves_the_versions_asked_for(production: tuple[DeploySetti
 def test_entry_tensors_follow_the_contract(native: dict[str, Any]) -> None:
     entry = native["encode"]
     assert (entry.backend, entry.max_batch_size) == ("python", 32)
-    assert [(item.name, item.data_type, list(item.dims)) for item in entry.input] == [("TEXT", proto.TYPE_STRING, [1])]
+    assert [(item.name, item.data_type, list(item.dims)) for item in entry.input] == [("TEXT", proto.TYPE_STRING, [-1])]
     assert [(item.name, item.data_type, list(item.dims)) for item in entry.output] == [
         ("EMBEDDING", proto.TYPE_FP32, [384]),
         ("TOKENS", proto.TYPE_INT32, [1]),
@@ -202,6 +202,7 @@ def test_entry_parameters_read_back_by_the_entry(native: dict[str, Any]) -> None
     assert read == EntryConfig(
         max_tokens=2048,
         max_text_bytes=65536,
+        max_request_bytes=524_288,
         tokenizer_threads=1,
         wake_after_ms=2.0,
         pad_id=0,

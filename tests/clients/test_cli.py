@@ -111,7 +111,7 @@ def test_output_that_cannot_be_written_is_refused_before_anything_is_computed(
 @pytest.mark.parametrize(
     ("code", "message", "exit_code"),
     [
-        (grpc.StatusCode.INVALID_ARGUMENT, "text 0 is too long", 2),
+        (grpc.StatusCode.INVALID_ARGUMENT, "too long", 2),
         (grpc.StatusCode.UNAVAILABLE, "Request timeout expired", 3),
         (grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded", 3),
         (grpc.StatusCode.UNAVAILABLE, "Exceeds maximum queue size", 4),
@@ -143,6 +143,17 @@ def test_error_of_a_file_names_its_lines(server: FakeTriton, tmp_path: Path) -> 
     result = run(server, "--file", str(file), "--batch", "2")
     assert result.exit_code == 2
     assert result.stderr.startswith(f"error: {file}, line 3 to 4: texts 2 to 3: too long")
+
+
+def test_error_of_one_text_of_a_file_names_its_line(server: FakeTriton, tmp_path: Path) -> None:
+    server.fail = lambda texts: (
+        (grpc.StatusCode.INVALID_ARGUMENT, f"text {texts.index(b'bad')} is too long") if b"bad" in texts else None
+    )
+    file = tmp_path / "texts.txt"
+    file.write_text("ok\nok\nok\nbad\n")
+    result = run(server, "--file", str(file), "--batch", "2")
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"error: {file}, line 4: text 3 is too long; server: ")
 
 
 def test_file_that_is_not_utf8_is_refused_with_its_line(server: FakeTriton, tmp_path: Path) -> None:

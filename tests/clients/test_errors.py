@@ -41,7 +41,11 @@ AS_SENT_BY_TRITON = [
     ("CANCELLED", "Locally cancelled by application!", ServerUnavailable),
     ("DEADLINE_EXCEEDED", "Deadline Exceeded", DeadlineExceeded),
     ("RESOURCE_EXHAUSTED", "Received message larger than max (9 vs. 4)", InvalidInput),
+    ("RESOURCE_EXHAUSTED", "CLIENT: Sent message larger than max (9 vs. 4)", InvalidInput),
+    ("RESOURCE_EXHAUSTED", "received metadata size exceeds hard limit (value length 20000 vs. 16384)", InvalidInput),
+    ("RESOURCE_EXHAUSTED", "received trailing metadata size exceeds limit", InvalidInput),
     ("RESOURCE_EXHAUSTED", "no memory", Overloaded),
+    ("RESOURCE_EXHAUSTED", "Too many pings", Overloaded),
     ("UNIMPLEMENTED", "Method not found!", ServerFailure),
     ("INTERNAL", "Stub process 'encode_0_0' is not healthy.", ServerFailure),
     ("UNKNOWN", "", ServerFailure),
@@ -67,6 +71,70 @@ def test_message_names_the_texts_counted_from_zero() -> None:
     assert str(from_grpc(sent, "h:1", range(5, 6))).startswith("text 5: ")
     assert from_grpc(sent, "h:1", range(32, 64)).texts == range(32, 64)
     assert from_grpc(sent, "h:1").texts is None
+
+
+def invalid(message: str) -> InferenceServerException:
+    return InferenceServerException(message, status="StatusCode.INVALID_ARGUMENT")
+
+
+@pytest.mark.parametrize("request_id", ["", "[request id: <id_unknown>] "])
+@pytest.mark.parametrize(
+    ("message", "texts", "shown", "position"),
+    [
+        ("text 3 has 602 tokens; limit: 512", range(32, 46), "text 35 has 602 tokens; limit: 512", 35),
+        ("text 0 has 602 tokens; limit: 512", range(32, 64), "text 32 has 602 tokens; limit: 512", 32),
+        ("text 31 has 602 tokens; limit: 512", range(0, 32), "text 31 has 602 tokens; limit: 512", 31),
+        ("text 0 has 602 tokens; limit: 512", range(0, 1), "text 0 has 602 tokens; limit: 512", 0),
+        ("text 0 is not UTF-8: text 0 of 1", range(64, 65), "text 64 is not UTF-8: text 0 of 1", 64),
+    ],
+)
+def test_text_the_server_refuses_is_named_once_by_its_position_in_the_call(
+    request_id: str, message: str, texts: range, shown: str, position: int
+) -> None:
+    error = from_grpc(invalid(request_id + message), "h:1", texts)
+    assert str(error) == f"{shown}; server: h:1"
+    assert error.texts == range(position, position + 1)
+    copy = pickle.loads(pickle.dumps(error))  # noqa: S301
+    assert (str(copy), copy.texts) == (str(error), error.texts)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "the texts have 9 bytes together; limit: 4",
+        "text 14 has 602 tokens",  # the request had 14 texts
+        "text 99999999999999999999 has 602 tokens",
+        "text -1 has 602 tokens",
+        "text ٣ has 602 tokens",
+        "texts 3 is wrong",
+        "TEXT 3 is wrong",
+        "in text 3 is a fault",
+    ],
+)
+def test_message_that_names_no_text_of_the_request_is_about_all_of_them(message: str) -> None:
+    error = from_grpc(invalid(message), "h:1", range(32, 46))
+    assert str(error) == f"texts 32 to 45: {message}; server: h:1"
+    assert error.texts == range(32, 46)
+
+
+def test_position_is_left_as_it_is_where_no_texts_were_sent_and_in_other_kinds() -> None:
+    assert str(from_grpc(invalid("text 3 is too long"), "h:1")) == "text 3 is too long; server: h:1"
+    failed = InferenceServerException("text 3 failed", status="StatusCode.INTERNAL")
+    error = from_grpc(failed, "h:1", range(32, 46))
+    assert str(error).startswith("texts 32 to 45: the server failed: 'text 3 failed'")
+    assert error.texts == range(32, 46)
+
+
+@pytest.mark.parametrize(
+    "message", ["received metadata size exceeds hard limit", "Received message larger than max (9 vs. 4)"]
+)
+def test_message_over_a_limit_of_grpc_is_not_to_be_tried_again(message: str) -> None:
+    error = from_grpc(InferenceServerException(message, status="StatusCode.RESOURCE_EXHAUSTED"), "h:1", range(2))
+    assert not error.safe_to_retry
+    assert str(error) == (
+        f"texts 0 to 1: a message of the call is too large: '{message}'; server: h:1; "
+        "to do: give EncoderClient a smaller batch=, or shorten the texts"
+    )
 
 
 def test_remedy_of_the_server_stands_alone() -> None:

@@ -186,7 +186,7 @@ def test_nothing_is_printed(client: EncoderClient, capfd: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("code", "message", "kind"),
     [
-        (grpc.StatusCode.INVALID_ARGUMENT, "text 0 is too long", InvalidInput),
+        (grpc.StatusCode.INVALID_ARGUMENT, "too long", InvalidInput),
         (grpc.StatusCode.UNAVAILABLE, "Request timeout expired", QueueTimeout),
         (grpc.StatusCode.UNAVAILABLE, "[request id: <id_unknown>] Exceeds maximum queue size", Overloaded),
         (grpc.StatusCode.UNAVAILABLE, "the long lane is full", Overloaded),
@@ -222,6 +222,28 @@ def test_first_failure_names_its_texts_cancels_the_rest_and_leaves_the_client_us
         assert server.cancelled == 3
         server.delay = lambda _: 0.0
         assert len(client.encode("a")) == 1
+
+
+@pytest.mark.parametrize(("bad", "texts"), [(35, 46), (0, 1), (44, 45)])
+def test_text_the_server_refuses_is_named_by_its_position_in_the_call(
+    client: EncoderClient, server: FakeTriton, bad: int, texts: int
+) -> None:
+    server.fail = lambda part: (
+        (grpc.StatusCode.INVALID_ARGUMENT, f"text {part.index(b'bad')} has 602 tokens; limit: 512")
+        if b"bad" in part
+        else None
+    )
+    with pytest.raises(InvalidInput) as caught:
+        client.encode(["bad" if i == bad else "good" for i in range(texts)])
+    assert str(caught.value) == f"text {bad} has 602 tokens; limit: 512; server: {server.url}"
+    assert caught.value.texts == range(bad, bad + 1)
+
+
+def test_error_too_long_for_grpcs_headers_is_not_to_be_tried_again(client: EncoderClient, server: FakeTriton) -> None:
+    server.fail = lambda _: (grpc.StatusCode.INVALID_ARGUMENT, "x" * 100_000)
+    with pytest.raises(InvalidInput, match=r"too large: .*metadata size exceeds") as caught:
+        client.encode("a")
+    assert (caught.value.status, caught.value.safe_to_retry) == ("RESOURCE_EXHAUSTED", False)
 
 
 def test_refused_connection_names_url_and_remedy_at_once() -> None:

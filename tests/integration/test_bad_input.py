@@ -6,6 +6,7 @@ import asyncio
 import json
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -59,7 +60,8 @@ def test_request_is_refused_as_invalid_when_dtype_or_shape_is_wrong(cpu_server: 
     flat.set_data_from_numpy(np.array([[b"a", b"b"], [b"c", b"d"]], dtype=np.object_))
     error = refusal(cpu_server, flat)
     assert error.status() == "StatusCode.INVALID_ARGUMENT"
-    assert "[-1,1]" in error.message()
+    assert "shape [2, 2]" in error.message()
+    assert "[n, 1]" in error.message()
 
 
 def test_good_requests_are_untouched_when_bad_ones_share_their_batch(cpu_server: TritonServer) -> None:
@@ -111,6 +113,21 @@ def test_http_answers_and_refuses_like_grpc_when_asked_in_json(cpu_server: Trito
     status, answer = post(cpu_server, json.dumps({"parameters": {"truncate": "error"}, "inputs": [too_long]}).encode())
     assert status == 400
     assert "702 tokens" in answer["error"]
+
+
+def test_good_requests_are_answered_when_one_beside_them_has_unreadable_parameters(cpu_server: TritonServer) -> None:
+    tensor = b'"inputs": [{"name": "TEXT", "shape": [1, 1], "datatype": "BYTES", "data": ["hello"]}]}'
+    bodies = [b'{"parameters": {"x": "\xff"}, ' + tensor, *[b"{" + tensor] * 23]
+    with ThreadPoolExecutor(len(bodies)) as pool:
+        answers = list(pool.map(lambda body: post(cpu_server, body), bodies))
+    assert [status for status, _ in answers] == [400, *[200] * 23]
+    assert "the request cannot be read" in answers[0][1]["error"]
+
+
+def test_value_is_cut_in_the_message_when_it_is_long(cpu_server: TritonServer) -> None:
+    error = refusal(cpu_server, text_input(["good"]), parameters={"truncate": "x" * 100_000})
+    assert error.status() == "StatusCode.INVALID_ARGUMENT"
+    assert len(error.message()) < 300
 
 
 def test_http_body_is_refused_when_it_is_no_json(cpu_server: TritonServer) -> None:

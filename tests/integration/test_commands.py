@@ -8,9 +8,12 @@ import subprocess
 import sys
 import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from builders.ports import free_ports
+from tests.texts import mixed_texts
+from tests.tools.load import Call, open_loop
 from tests.tools.repositories import ROOT, settings_file
 
 
@@ -59,3 +62,26 @@ def test_command_says_what_is_wrong_in_one_line_when_the_settings_are_bad(tmp_pa
     assert done.returncode == 2
     assert "did you mean processes?" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_accepted_requests_are_answered_when_serve_is_interrupted_under_load(tmp_path: Path) -> None:
+    ports = free_ports()
+    level = {"timeout_ms": 60_000, "queue_size": 1000}
+    config = settings_file(tmp_path, "deploy.cpu.yaml", entry={"interactive": level, "background": level})
+    command = [
+        sys.executable, "-m", "builders", "serve", "--config", str(config), "--cache", str(ROOT / "build/cache"),
+        "--http-port", str(ports.http), "--grpc-port", str(ports.grpc), "--metrics-port", str(ports.metrics),
+    ]  # fmt: skip
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if str(ports.grpc) in line:
+                break
+        with ThreadPoolExecutor(1) as pool:
+            calls = [Call((text,)) for text in mixed_texts(120, seed=9)]
+            running = pool.submit(open_loop, f"127.0.0.1:{ports.grpc}", calls)
+            time.sleep(0.5)
+            process.send_signal(signal.SIGINT)
+            samples = running.result(timeout=60)
+        assert process.wait(timeout=40) == 0
+    assert [sample.error for sample in samples if sample.error] == []

@@ -59,6 +59,7 @@ def config(*buckets: BucketRoute, late_bound: int = 2, long_workers: int = 1, lo
     return EntryConfig(
         max_tokens=buckets[-1].length,
         max_text_bytes=1000,
+        max_request_bytes=10_000,
         tokenizer_threads=1,
         wake_after_ms=0,
         pad_id=PAD,

@@ -26,6 +26,7 @@ LANE: dict[str, Any] = {
 ENTRY: dict[str, Any] = {
     "max_tokens": 64,
     "max_text_bytes": 1000,
+    "max_request_bytes": 10_000,
     "tokenizer_threads": 1,
     "wake_after_ms": 2.0,
     "pad_id": 0,

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from builders.serving.entry.errors import Refusal
-from builders.serving.entry.request import Question, read_question
+from builders.serving.entry.request import Question
+from builders.serving.entry.request import read_question as read_array
+
+
+def read_question(texts: list[bytes], parameters: str, limit: int) -> Question | Refusal:
+    """As Triton hands the texts over: BYTES [n, 1]."""
+    column = np.empty((len(texts), 1), dtype=np.object_)
+    column[:, 0] = texts
+    return read_array(column, parameters, limit, 10 * limit)
 
 
 def refused(raw: list[bytes], parameters: str = "", limit: int = 100) -> str:
@@ -86,3 +95,20 @@ def test_unknown_truncate_refused_with_what_is_allowed(value: object) -> None:
 
 def test_no_texts_is_a_question_without_texts() -> None:
     assert read_question([], "", 100) == Question((), "end")
+
+
+@pytest.mark.parametrize("shape", [(2, 2), (1, 0), (3,)])
+def test_shape_that_is_not_one_text_a_row_refused(shape: tuple[int, ...]) -> None:
+    answer = read_array(np.full(shape, b"a", dtype=np.object_), "", 100, 1000)
+    assert isinstance(answer, Refusal)
+    assert str(list(shape)) in answer.message
+    assert "[n, 1]" in answer.message
+
+
+def test_texts_above_the_limit_of_a_request_refused_with_both_sizes() -> None:
+    texts = [b"a" * 60] * 17
+    answer = read_question(texts, "", 100)
+    assert isinstance(answer, Refusal)
+    assert "1020 bytes" in answer.message
+    assert "1000" in answer.message
+    assert isinstance(read_question(texts[:16], "", 100), Question)

@@ -78,7 +78,7 @@ def test_type_and_bounds_shown(name: str, kind: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "bounds"),
-    [("model.max_tokens", "1…65536"), ("objectives.gpu_utilization", "0…1"), ("buckets", "1…65536")],
+    [("model.max_tokens", "4…65536"), ("objectives.gpu_utilization", "0…1"), ("buckets", "1…65536")],
 )
 def test_bounds_of_optional_and_listed_numbers_shown(name: str, bounds: str) -> None:
     assert bounds in ROWS[name][0]

@@ -116,7 +116,7 @@ def test_number_out_of_bounds_refused_with_field_value_limit_and_remedy(
     line = next(line for line in message.splitlines() if line.strip().startswith(name))
     assert str(value) in line
     assert "limit: Input should be" in line
-    assert any(f"than or equal to {limit};" in line or f"than {limit};" in line for limit in limits)
+    assert any(f"than or equal to {limit} (" in line or f"than {limit} (" in line for limit in limits)
     assert "to do: " in line
     assert str(field.description) in line
 

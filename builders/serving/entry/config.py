@@ -23,6 +23,7 @@ class EntryConfig:
 
     max_tokens: int
     max_text_bytes: int
+    max_request_bytes: int
     tokenizer_threads: int
     wake_after_ms: float
     pad_id: int

@@ -16,7 +16,7 @@ from lanes_entry.config import BucketRoute, EntryConfig
 from lanes_entry.dispatch import Dispatcher
 from lanes_entry.errors import LaneError, Refusal
 from lanes_entry.metrics import Counter
-from lanes_entry.request import Question, read_question
+from lanes_entry.request import Question, read_question, shown
 from lanes_entry.ticket import Ticket
 from lanes_entry.tokenise import Tokeniser, Tokens
 from lanes_entry.wakeup import WakeUp
@@ -63,12 +63,12 @@ class TritonPythonModel:
         try:
             questions = [self._read(request) for request in requests]
             tickets = self._tickets(requests, questions)
-            routed = self._dispatcher.route(ticket for ticket in tickets if ticket.refusal is None)
+            batch = self._dispatcher.route(ticket for ticket in tickets if ticket.refusal is None)
             for request, ticket in zip(requests, tickets, strict=True):
                 if ticket.late:
-                    self._answer_late(ticket, request.get_response_sender())
+                    self._answer_late(ticket, request)
             late = [ticket.late for ticket in tickets]
-            self._dispatcher.run(routed)
+            self._dispatcher.run(batch)
             return [None if later else self._response(ticket) for later, ticket in zip(late, tickets, strict=True)]
         finally:
             if self._wakeup:
@@ -81,8 +81,12 @@ class TritonPythonModel:
         self._dispatcher.close()
 
     def _read(self, request: Any) -> Question | Refusal:
-        texts = pb_utils.get_input_tensor_by_name(request, "TEXT").as_numpy().reshape(-1)
-        return read_question(texts.tolist(), request.parameters(), self._config.max_text_bytes)
+        try:
+            texts = pb_utils.get_input_tensor_by_name(request, "TEXT").as_numpy()
+            limits = self._config.max_text_bytes, self._config.max_request_bytes
+            return read_question(texts, request.parameters(), *limits)
+        except Exception as error:  # whatever a client can send: it costs nobody else anything
+            return Refusal("invalid", f"the request cannot be read: {type(error).__name__}: {shown(error)}")
 
     def _tickets(self, requests: list[Any], questions: list[Question | Refusal]) -> list[Ticket]:
         """Tokenise the texts of all requests at once and hand them back to their requests."""
@@ -127,8 +131,14 @@ class TritonPythonModel:
         output = pb_utils.get_output_tensor_by_name(response, self._config.output)
         return np.array(output.as_numpy(), dtype=np.float32)
 
-    def _answer_late(self, ticket: Ticket, sender: Any) -> None:
+    def _answer_late(self, ticket: Ticket, request: Any) -> None:
         """Let the ticket answer through a response sender, after `execute` has returned."""
+        try:
+            sender = request.get_response_sender()
+        except Exception as error:  # this request alone, and at once
+            ticket.late = False
+            ticket.refuse(Refusal("failed", f"the request cannot be answered late: {shown(error)}"))
+            return
 
         def send(done: Ticket) -> None:
             sender.send(self._response(done), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)

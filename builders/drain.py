@@ -1,0 +1,57 @@
+"""Letting a server finish what it has accepted, before it is told to stop."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+import urllib.parse
+from typing import Any
+
+_POLL_S = 0.1
+
+
+def drain(host: str, port: int, model: str, timeout_s: float, ended: threading.Event) -> bool:
+    """Unload a model and wait until it has answered everything it had accepted; new requests are refused meanwhile.
+
+    On a signal alone Triton 2.51 refuses the calls of one model to another as soon as no request waits in a queue,
+    whatever is still being computed, so that accepted requests fail. An unload lets the model finish, and the models
+    that it calls are still there.
+
+    Args:
+        host: the server's address.
+        port: its HTTP port.
+        model: the model that clients call.
+        timeout_s: how long to wait, seconds.
+        ended: set when the server has ended by itself.
+
+    Returns:
+        True when the model is unloaded; False when it is not in time, or the server refuses to unload models.
+    """
+    if _post(host, port, f"/v2/repository/models/{urllib.parse.quote(model, safe='')}/unload") is None:
+        return False
+    until = time.monotonic() + timeout_s
+    while time.monotonic() < until and not ended.is_set():
+        index = _post(host, port, "/v2/repository/index")
+        if index is None:
+            return False
+        states = {entry.get("state") for entry in index if entry.get("name") == model}
+        if not states & {"READY", "UNLOADING"}:
+            return True
+        ended.wait(_POLL_S)
+    return False
+
+
+def _post(host: str, port: int, path: str) -> Any:
+    """The JSON answer (an empty list for an empty one), or None for anything but success."""
+    connection = http.client.HTTPConnection(host, port, timeout=10.0)
+    try:
+        connection.request("POST", path, body=b"{}", headers={"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        body = answer.read()
+        return (json.loads(body) if body.strip() else []) if answer.status == 200 else None
+    except (OSError, ValueError, http.client.HTTPException):
+        return None
+    finally:
+        connection.close()
