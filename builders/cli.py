@@ -1,4 +1,4 @@
-"""`python -m builders`: render, build, serve, promote, rollback, versions, demo, settings."""
+"""`python -m builders`: build a model repository, verify it, serve it, change what is served."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from builders.errors import BuilderError
 from builders.settings import DeploySettings, load_settings
 
 if TYPE_CHECKING:
-    from builders.build import BuildResult
+    from builders.build import BuildOptions, BuildResult
     from builders.versions import Change
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="rich", help=__doc__)
@@ -56,10 +56,92 @@ def render(config: Config = PRODUCTION) -> None:
     _say(f"{settings.repository}: {len(changed)} files changed")
 
 
+Only = Annotated[list[str] | None, typer.Option("--only", help="Fusion step to run alone; may be given several times.")]
+Skip = Annotated[list[str] | None, typer.Option("--skip", help="Fusion step to leave out; may be given several times.")]
+Onnx = Annotated[
+    Path | None, typer.Option("--onnx", help="An ONNX graph with the lanes' contract that enters at fuse.")
+]
+Data = Annotated[
+    Path | None,
+    typer.Option("--data", help="Your own texts for the task metric: CSV, TSV or JSONL, text,label or query,positive."),
+]
+
+
 @app.command()
-def build(config: Config = CPU, cache: Cache = None) -> None:
-    """Export the model and publish a version of the model repository."""
-    _build(load_settings(config), config, cache)
+def build(
+    config: Config = CPU,
+    cache: Cache = None,
+    only: Only = None,
+    skip: Skip = None,
+    onnx: Onnx = None,
+    data: Data = None,
+    list_: Annotated[bool, typer.Option("--list", help="List the fusion steps and end.")] = False,
+) -> None:
+    """Export, fuse, convert, judge, compile and publish a new version of the model repository."""
+    if list_:
+        _list_steps()
+        return
+    from builders.build import BuildOptions
+
+    options = BuildOptions(tuple(only or ()), tuple(skip or ()), onnx, data)
+    _build(load_settings(config), config, cache, options)
+
+
+@app.command()
+def verify(
+    config: Config = CPU,
+    cache: Cache = None,
+    only: Only = None,
+    skip: Skip = None,
+    onnx: Onnx = None,
+    data: Data = None,
+    precision: Annotated[str | None, typer.Option(help="fp32, fp16 or bf16; default: engine.precision.")] = None,
+    target: Annotated[str | None, typer.Option(help="What the graph is fused for; default: the engine's.")] = None,
+    find: Annotated[
+        bool, typer.Option("--bisect", help="When the gate fails, find the step that makes it fail.")
+    ] = False,
+) -> None:
+    """Run the accuracy gate on the graph that `build` would publish; publishes nothing, exit code 1 when it fails."""
+    from builders.verification import run_verify
+    from builders.verify.parity import describe
+
+    checked = run_verify(
+        load_settings(config),
+        _cache(config, cache),
+        _say,
+        only=only or (),
+        skip=skip or (),
+        onnx=onnx,
+        data=data,
+        precision=precision,
+        target=target,
+        find=find,
+    )
+    lines = [*describe(checked.report.parity), *(metric.summary() for metric in checked.report.metrics)]
+    if checked.bisect is not None:
+        lines.append(checked.bisect.summary())
+    screen = Console(highlight=False)
+    for line in lines:
+        screen.print(escape(line), soft_wrap=True)
+    if not checked.report.passed:
+        screen.print(f"[bold red]the gate fails:[/] {escape('; '.join(checked.report.reasons))}", soft_wrap=True)
+        raise typer.Exit(1)
+    screen.print("[green]the gate holds[/]")
+
+
+@app.command()
+def plan(
+    config: Config = PRODUCTION,
+    cache: Cache = None,
+    flavour: Annotated[str, typer.Option(help="auto, tensorrt or rtx (TensorRT-RTX builds without a GPU).")] = "auto",
+    output: Annotated[Path, typer.Option(help="Folder for the plans and the layer listing.")] = Path("build/plans"),
+    skip: Skip = None,
+) -> None:
+    """Compile a plan without publishing it, and say which fusions TensorRT made of it."""
+    from builders.verification import run_plan
+
+    for line in run_plan(load_settings(config), _cache(config, cache), _say, flavour, output, skip or ()):
+        _say(line)
 
 
 @app.command()
@@ -75,8 +157,8 @@ def serve(
     log: Annotated[Path | None, typer.Option(help="File for the server's whole log; default: a temporary one.")] = None,
 ) -> None:
     """Build what is missing, start tritonserver, stop it on Ctrl-C."""
+    from builders.manifest import ENTRY
     from builders.ports import Ports
-    from builders.render import ENTRY
     from builders.serve import serve as run
     from builders.versions import check_served, record_start
 
@@ -159,10 +241,23 @@ def settings() -> None:
     sys.stdout.write(settings_table(DeploySettings))
 
 
-def _build(settings: DeploySettings, config: Path, cache: Path | None) -> BuildResult:
+def _build(
+    settings: DeploySettings, config: Path, cache: Path | None, options: BuildOptions | None = None
+) -> BuildResult:
     from builders.build import build as run
 
-    return run(settings, cache or config.resolve().parent / "build" / "cache", _say)
+    return run(settings, _cache(config, cache), _say, options)
+
+
+def _cache(config: Path, cache: Path | None) -> Path:
+    return cache or config.resolve().parent / "build" / "cache"
+
+
+def _list_steps() -> None:
+    from builders.fuse import list_steps
+
+    for step in list_steps():
+        _say(f"{step.name:12} {step.about}")
 
 
 def _control_key(text: str | None) -> tuple[str, str] | None:

@@ -18,8 +18,8 @@ from rich.table import Table
 
 from builders.bucket import Bucket
 from builders.build import BuildResult
+from builders.manifest import ENTRY
 from builders.ports import free_ports
-from builders.render import ENTRY
 from builders.server import TritonServer
 from builders.triton_log import ServerEvent
 from clients import EncoderClient, EncoderError, EncodeResult

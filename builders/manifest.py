@@ -198,7 +198,8 @@ def check_complete(repository: Path, version: int, manifest: Manifest, *, hashes
         ManifestError: naming the first file that is missing or differs.
     """
     models = (ENTRY, *(bucket.model for bucket in manifest.buckets))
-    for model in models:
+    # A lane of Triton's own TensorRT backend is its plan alone.
+    for model in models if manifest.engine != "tensorrt" else (ENTRY,):
         if not (repository / model / str(version) / "model.py").is_file():
             raise _incomplete(repository, version, f"{model}/{version}/model.py is missing")
     seen: dict[tuple[int, int], str] = {}

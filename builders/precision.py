@@ -124,7 +124,8 @@ class _Conversion:
             node.attributes.add(_int_attribute("stash_type", _FLOAT))
         elif node.op_type == "Attention":
             node.attributes.add(_int_attribute("softmax_precision", _FLOAT))
-        for output in node.outputs[:1]:  # further ones (mean, deviation) have types of their own
+        # Mean and deviation, a norm's further results, are in its `stash_type`; parts of a Split are like the whole.
+        for output in node.outputs[:1] if node.op_type in _NORMALIZATIONS else node.outputs:
             if self._is_float(output):
                 # A new type, not `.dtype =`: a clone of the model shares the old one.
                 output.type = ir.TensorType(target)

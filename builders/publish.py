@@ -185,7 +185,7 @@ def _stage(staging: Path, version: int, plan: BucketPlan, parts: VersionParts) -
     """Write every folder of the version below `staging`, the manifest last."""
     files, hashes = [], _Hashes()
     for bucket in plan.buckets:
-        folder = _code(staging, "lane", bucket.model, version)
+        folder = _lane_folder(staging, bucket.model, version, parts.manifest.engine)
         for name, source in parts.engine_files(bucket.model).items():
             _link(source, folder / name)
             path = f"{bucket.model}/{name}"
@@ -203,6 +203,15 @@ class _Hashes(dict[Path, str]):
     def __missing__(self, path: Path) -> str:
         self[path] = sha256_of(path)
         return self[path]
+
+
+def _lane_folder(staging: Path, model: str, version: int, engine: str) -> Path:
+    """The version folder of a lane: Triton's own TensorRT backend takes the plan alone, a Python engine its code."""
+    if engine != "tensorrt":
+        return _code(staging, "lane", model, version)
+    folder = staging / model / str(version)
+    folder.mkdir(parents=True)
+    return folder
 
 
 def _code(staging: Path, kind: str, model: str, version: int) -> Path:

@@ -93,6 +93,12 @@ class _Rounding:
             steps.name = name
             self.graph.remove(node)
             return
+        for output in [value for value in node.outputs if value.dtype == self.narrow]:  # a Split has several
+            self._round(output, node)
+
+    def _round(self, output: onnx_ir.Value, node: onnx_ir.Node) -> None:
+        import onnx_ir as ir
+
         if node.op_type == "Cast":  # rounds by itself
             narrow_end, last = output, node
         else:

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from builders.errors import SourceError
+from builders.hub import HUB, fetch
 from builders.tiling import check_tiling
 
 if TYPE_CHECKING:
@@ -153,6 +154,8 @@ def _resolve(source: str) -> Path:
     """The folder behind `model.source`, absolute."""
     if source.startswith(_PACKAGE):
         return _resolve_package(source)
+    if source.startswith(HUB):
+        return fetch(source)
     folder = Path(source).expanduser().resolve()
     if not folder.is_dir():
         raise SourceError("model.source is no folder", value=source, limit=_there(folder), remedy="correct the path")

@@ -174,7 +174,7 @@ def _merged(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
     base = document.pop("extends", None)
     _resolve(document, "repository", path.parent)
     model = document.get("model")
-    if isinstance(model, dict) and not str(model.get("source")).startswith("package:"):
+    if isinstance(model, dict) and not str(model.get("source")).startswith(("package:", "hub:")):
         _resolve(model, "source", path.parent)
     if base is None:
         document.setdefault("repository", str(path.parent / "model_repository"))

@@ -24,7 +24,7 @@ class ModelSettings(Section):
     """The encoder to serve."""
 
     source: str = Field(min_length=1)
-    """Where the model is: a folder, or `package:NAME/PATH` for a folder inside an installed Python package."""
+    """Where the model is: a folder, `package:NAME/PATH` inside an installed package, or `hub:ORG/NAME`."""
     task: Literal["embedding"] = "embedding"
     """What the model answers: `embedding` gives EMBEDDING FP32 [n, dim]."""
     pooling: Literal["auto", "mean", "cls"] = "auto"

@@ -85,9 +85,7 @@ def bisect(
 
 
 class _Search(Generic[Model]):
-    def __init__(
-        self, steps: tuple[str, ...], build: Callable[[Sequence[str]], Model], check: Callable[[Model], bool]
-    ):
+    def __init__(self, steps: tuple[str, ...], build: Callable[[Sequence[str]], Model], check: Callable[[Model], bool]):
         self._steps, self._build, self._check = steps, build, check
         self._trials: dict[tuple[str, ...], Trial] = {}
 

@@ -121,7 +121,11 @@ def _table_rows(path: Path, content: str, delimiter: str) -> Iterator[_Row]:
             if row and any(row):
                 if len(row) != len(header):
                     raise _bad(
-                        path, start, f"{len(row)} fields", row, f"write {len(header)} fields ({', '.join(header)}), "
+                        path,
+                        start,
+                        f"{len(row)} fields",
+                        row,
+                        f"write {len(header)} fields ({', '.join(header)}), "
                         f"and quote a text that holds a {'tab' if delimiter != ',' else 'comma'}",
                     )
                 yield start, dict(zip(header, row, strict=True))
@@ -176,7 +180,8 @@ def _labelled(name: str, rows: Sequence[tuple[str, str]]) -> LabelledTexts:
     rare = sorted(label for label, count in counts.items() if count < _LEAST_OF_A_LABEL)
     if len(counts) < 2 or rare:
         raise VerifyError(
-            f"{name}: labels cannot be told apart by learning", value=rare or list(counts),
+            f"{name}: labels cannot be told apart by learning",
+            value=rare or list(counts),
             limit=f"two labels or more, each of {_LEAST_OF_A_LABEL} different texts or more",
             remedy="add texts, or drop the rows of rare labels",
         )

@@ -156,8 +156,14 @@ class Gate:
                 reasons.append(f"{task.task} on {task.dataset.name}: {error}")
         reasons += [metric.summary() for metric in metrics if not metric.passed]
         return GateReport(
-            precision, scope, parity, tuple(metrics), not loose and not parity.failures, tuple(reasons),
-            time.perf_counter() - began, not reasons,
+            precision,
+            scope,
+            parity,
+            tuple(metrics),
+            not loose and not parity.failures,
+            tuple(reasons),
+            time.perf_counter() - began,
+            not reasons,
         )
 
 

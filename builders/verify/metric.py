@@ -75,7 +75,9 @@ class TextEncoder:
             width = next((width for width in groups if len(rows[place]) <= width), None)
             if width is None:
                 raise VerifyError(
-                    "a text is longer than the longest width", value=len(rows[place]), limit=f"{max(groups)} tokens",
+                    "a text is longer than the longest width",
+                    value=len(rows[place]),
+                    limit=f"{max(groups)} tokens",
                     remedy="let the tokeniser cut there",
                 )
             groups[width].append(place)
@@ -112,7 +114,9 @@ class Task:
         self.dataset, self.limit = dataset, limit
         if isinstance(dataset, PlainTexts) and len(dataset.texts) < LEAST_NEIGHBOURS:
             raise VerifyError(
-                f"too few different texts in {dataset.name}", value=len(dataset.texts), limit=f"{LEAST_NEIGHBOURS}",
+                f"too few different texts in {dataset.name}",
+                value=len(dataset.texts),
+                limit=f"{LEAST_NEIGHBOURS}",
                 remedy="add texts, or labels",
             )
         self._judge, self._texts, self.task = _judge(dataset, reference)
@@ -138,7 +142,14 @@ class Task:
             share, changed = 0.0, len(self._expected)
         loss = (reference - share) / reference
         return MetricReport(
-            self.task, self.dataset.name, len(self._expected), reference, share, loss, changed, self.limit,
+            self.task,
+            self.dataset.name,
+            len(self._expected),
+            reference,
+            share,
+            loss,
+            changed,
+            self.limit,
             # In exact arithmetic 0.995 of 1000 texts is on the line and holds.
             loss <= self.limit + 1e-12,
         )

@@ -180,8 +180,10 @@ def compare(
         for name in [name for name in expected if name in got]:
             if got[name].shape != expected[name].shape:
                 raise VerifyError(
-                    f"block {name} has another shape in the candidate", value=got[name].shape,
-                    limit=str(expected[name].shape), remedy="compare graphs of one model",
+                    f"block {name} has another shape in the candidate",
+                    value=got[name].shape,
+                    limit=str(expected[name].shape),
+                    remedy="compare graphs of one model",
                 )
             tallies.setdefault(name, _Tally()).add(expected[name], got[name], case, name)
     if OUTPUT in missing:

@@ -57,7 +57,11 @@ def plot_pairs(names: Sequence[str], before: Sequence[float], after: Sequence[fl
     for values, shift in ((before, -0.2), (after, 0.2)):
         for place, value in enumerate(values):
             axes.annotate(
-                f"{value:.4g}", (value, place + shift), xytext=(3, 0), textcoords="offset points", va="center",
+                f"{value:.4g}",
+                (value, place + shift),
+                xytext=(3, 0),
+                textcoords="offset points",
+                va="center",
                 fontsize=7,
             )
     axes.margins(x=0.12)

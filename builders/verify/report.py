@@ -123,9 +123,7 @@ def write_report(folder: Path, report: BuildReport) -> tuple[Path, Path]:
     try:
         from builders.verify.page import render_page
     except ImportError as error:
-        raise ReportError(
-            f"{error.name} is not installed", remedy="pip install 'encoder-lanes[build]'"
-        ) from None
+        raise ReportError(f"{error.name} is not installed", remedy="pip install 'encoder-lanes[build]'") from None
     page = render_page(report)
     data = json.dumps(report.to_json(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     written = folder / "report.json", folder / "report.html"

@@ -134,12 +134,15 @@ def _exposed(model: onnx_ir.Model, blocks: Mapping[str, str]) -> onnx_ir.Model:
     for name, source in blocks.items():
         if source not in values:
             raise VerifyError(
-                f"block {name} names a value that is not in the graph", value=source,
+                f"block {name} names a value that is not in the graph",
+                value=source,
                 remedy="take the block outputs from the same graph",
             )
         # The cast gives the output a known type, whatever the graph computes in and even where no type is noted.
         cast_node = onnx_ir.node(
-            "Cast", inputs=[values[source]], attributes={"to": onnx_ir.DataType.FLOAT},
+            "Cast",
+            inputs=[values[source]],
+            attributes={"to": onnx_ir.DataType.FLOAT},
             outputs=[onnx_ir.Value(name=_PREFIX + name, type=onnx_ir.TensorType(onnx_ir.DataType.FLOAT))],
         )
         copy.graph.append(cast_node)

@@ -10,9 +10,11 @@ import pytest
 import yaml
 
 from builders.build import BuildResult, build
+from builders.engine import Engines
 from builders.errors import BuilderError, PublishError
 from builders.lock import LOCK, repository_lock
 from builders.settings import load_settings
+from builders.verify.report import BuildReport
 from builders.versions import record_start
 
 ROOT = Path(__file__).parents[2]
@@ -31,8 +33,9 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: list[str]) -> B
     onnx, tokenizer = tmp_path / "model.onnx", tmp_path / "tokenizer.json"
     onnx.write_text("graph")
     tokenizer.write_text("tokenizer")
-    monkeypatch.setattr("builders.build._exported", lambda *_: (onnx, {"opset": 20}))
-    monkeypatch.setattr("builders.build._tokenizer", lambda *_: tokenizer)
+    report = BuildReport("m", "0", "fp32", "2026-01-01T00:00:00+00:00", "here")
+    engines = Engines(tokenizer, onnx, {"export": {"opset": 20}}, report)
+    monkeypatch.setattr("builders.build.make_engines", lambda *_: engines)
 
     def run(**sections: object) -> BuildResult:
         steps.clear()
@@ -59,7 +62,8 @@ def test_lanes_named_first_and_the_entry_last(make: Build) -> None:
 def test_buckets_left_out_are_told(make: Build, steps: list[str]) -> None:
     make()
     assert steps[0].startswith("buckets left out: 1024, 2048 ")
-    assert steps[-1].startswith("published version 1 into ")
+    assert steps[-2].startswith("published version 1 into ")
+    assert steps[-1].startswith("report: ")
 
 
 def test_nothing_written_when_the_version_is_up_to_date(make: Build, steps: list[str]) -> None:
@@ -88,9 +92,12 @@ def test_version_built_again_when_its_parts_change(make: Build, sections: dict[s
     assert not make(**sections).built
 
 
-def test_gpu_engines_refused_with_what_to_use(make: Build, tmp_path: Path) -> None:
-    with pytest.raises(BuilderError, match=r"'tensorrt'; limit: engine\.kind: onnxruntime; to do: .*deploy\.cpu\.yaml"):
-        make(engine={"kind": "tensorrt"})
+def test_gpu_engines_refused_when_tensorrt_is_not_installed(
+    make: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("builders.tensorrt.adapter._load", lambda _: None)
+    with pytest.raises(BuilderError, match=r"TensorRT is not installed.*to do: "):
+        make(engine={"kind": "tensorrt", "precision": "fp16"})
     assert not (tmp_path / "repository").exists()
 
 

@@ -70,6 +70,37 @@ def test_types_are_explicit_when_converted(minilm_onnx: Path, precision: Precisi
     assert [(value.name, value.dtype) for value in model.graph.outputs] == [("EMBEDDING", ir.DataType.FLOAT)]
 
 
+def split_graph() -> ir.Model:
+    """A product cut in three, as a merged QKV is; all parts are used."""
+    text = """
+        <ir_version: 10, opset_import: ["" : 20]>
+        split (float[b, 6] x) => (float[b, 2] EMBEDDING) {
+            whole = MatMul (x, weight)
+            first, second, third = Split <axis = -1> (whole, sizes)
+            sum = Add (first, second)
+            EMBEDDING = Add (sum, third)
+        }"""
+    model = onnx.parser.parse_model(text)
+    weight = np.random.default_rng(4).standard_normal((6, 6)).astype(np.float32)
+    model.graph.initializer.extend(
+        [onnx.numpy_helper.from_array(weight, "weight"), onnx.numpy_helper.from_array(np.array([2, 2, 2]), "sizes")]
+    )
+    return ir.from_proto(onnx.shape_inference.infer_shapes(model))
+
+
+def test_every_part_is_fp16_when_a_split_is_converted() -> None:
+    model = split_graph()
+    report = convert(model, "fp16")
+    onnx.checker.check_model(ir.to_proto(model), full_check=True)
+    (split,) = (node for node in model.graph if node.op_type == "Split")
+    assert [value.dtype for value in split.outputs] == [ir.DataType.FLOAT16] * 3
+    assert report.casts == 2  # of the input and of the output, none behind the parts
+    feed = {"x": np.random.default_rng(5).standard_normal((3, 6)).astype(np.float32)}
+    (expected,), (got,) = run(split_graph(), feed), run(round_fp16_casts(model), feed)
+    np.testing.assert_allclose(got, expected, rtol=0, atol=0.02)
+    assert np.array_equal(got, got.astype(np.float16))
+
+
 @pytest.mark.parametrize("precision", ["fp32", *NARROW])
 def test_nothing_changes_when_converted_again(minilm_onnx: Path, precision: Precision) -> None:
     model = ir.load(minilm_onnx)

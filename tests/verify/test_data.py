@@ -37,8 +37,10 @@ def test_labelled_texts_are_read_when_in_a_table(tmp_path: Path, name: str, deli
 @pytest.mark.parametrize("name", ["a.jsonl", "a.ndjson", "lines"])
 def test_labelled_texts_are_read_when_in_json_lines(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
-    rows = [json.dumps({"label": number % 3, "id": 1, "text": f"text {number}\u2028x"}, ensure_ascii=False)
-            for number in range(30)]
+    rows = [
+        json.dumps({"label": number % 3, "id": 1, "text": f"text {number}\u2028x"}, ensure_ascii=False)
+        for number in range(30)
+    ]
     path.write_text("\ufeff" + "\n\n".join(rows), encoding="utf-8")
     data = read_data(path)
     assert isinstance(data, LabelledTexts)
@@ -79,7 +81,9 @@ BAD = {
     "few rows": ("a.csv", "text,label\n" + "a,b\n" * 19, "too few rows to judge by: 19"),
     "one label": ("a.csv", "text,label\n" + "".join(f"t{n},b\n" for n in range(30)), "cannot be told apart"),
     "rare label": (
-        "a.csv", "text,label\n" + "".join(f"t{n},{'rare' if n == 0 else n % 2}\n" for n in range(30)), r"\['rare'\]"
+        "a.csv",
+        "text,label\n" + "".join(f"t{n},{'rare' if n == 0 else n % 2}\n" for n in range(30)),
+        r"\['rare'\]",
     ),
 }
 

@@ -31,6 +31,7 @@ TEXTS = tuple(f"text {number}" for number in range(1200))
 
 def vectors(texts: Sequence[str]) -> Floats:
     """A fixed random direction per text; texts of one number share most of it."""
+
     def one(text: str) -> Floats:
         number = int(text.rpartition(" ")[2])
         base = np.random.default_rng(number).standard_normal(16)
@@ -42,6 +43,7 @@ def vectors(texts: Sequence[str]) -> Floats:
 
 def damaged(every: int) -> Embed:
     """Every so many-th vector points somewhere else."""
+
     def embed(texts: Sequence[str]) -> Floats:
         found = vectors(texts)
         bad = np.arange(len(texts)) % every == 0
@@ -64,9 +66,7 @@ PLAIN = PlainTexts("plain", TEXTS)
         (PLAIN, "top-1 neighbour agreement", 1200),
     ],
 )
-def test_loss_is_zero_when_vectors_are_the_same_and_large_when_damaged(
-    dataset: Dataset, task: str, count: int
-) -> None:
+def test_loss_is_zero_when_vectors_are_the_same_and_large_when_damaged(dataset: Dataset, task: str, count: int) -> None:
     judged = Task(dataset, vectors, 0.005)
     same, bad = judged.evaluate(vectors), judged.evaluate(damaged(7))
     assert (same.task, same.count, same.reference, same.loss, same.changed) == (task, count, 1.0, 0.0, 0)

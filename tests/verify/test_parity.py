@@ -191,9 +191,7 @@ def test_mask_fault_is_not_finite_in_the_row_of_length_zero_when_planted(
     assert any("not finite" in reason and "length 0" in reason for reason in report.reasons)
 
 
-def outlier_report(
-    tiny: onnx_ir.Model, blocks: dict[str, str], settings: GateSettings, *edits: Edit
-) -> GateReport:
+def outlier_report(tiny: onnx_ir.Model, blocks: dict[str, str], settings: GateSettings, *edits: Edit) -> GateReport:
     reference = edited(tiny, raise_channel)
     own = Gate(runner(reference, blocks), settings)
     return own.run(runner(edited(reference, *edits), blocks), "fp16")

@@ -1,0 +1,143 @@
+"""The whole build on the default model: steps counted, judged, published and reported; a bad step stops it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import pytest
+
+from builders.build import BuildOptions, build
+from builders.errors import BuilderError, ExportError
+from builders.fuse import Context, Step, pipeline
+from builders.manifest import read_manifest
+from builders.settings import DeploySettings, load_settings
+from builders.verification import run_plan, run_verify
+from builders.verify.gate import GateError
+from builders.verify.report import read_report
+from tests.texts import mixed_texts
+from tests.tools.repositories import CACHE, settings_file
+
+STEPS = ("layer_norm", "gelu", "clean", "positions", "qkv", "scale_mask")
+
+
+@pytest.fixture
+def deployment(tmp_path: Path) -> DeploySettings:
+    """Two short buckets, so that the gate takes seconds."""
+    return load_settings(
+        settings_file(tmp_path, "deploy.cpu.yaml", buckets=[16, 64], model={"max_tokens": 64, "tile_positions": None})
+    )
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A small retrieval set of the user's: the beginning of a text finds the whole."""
+    path = tmp_path / "pairs.jsonl"
+    rows = [{"query": text[: len(text) // 2], "positive": text} for text in mixed_texts(60, seed=8)]
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    return path
+
+
+class StretchNorm:
+    """A step gone wrong: the counts are right, the answers are not."""
+
+    name, about, sites = "planted", "stretches one channel of the first norm", ()
+
+    def apply(self, model: ir.Model, _: Context) -> int:
+        norm = next(node for node in model.graph if node.op_type == "LayerNormalization")
+        scale = norm.inputs[1]
+        stretched = scale.const_value.numpy().copy()
+        stretched[7] *= 30
+        scale.const_value = ir.tensor(stretched, name=scale.name)
+        return 1
+
+
+@pytest.fixture
+def planted(monkeypatch: pytest.MonkeyPatch) -> Step:
+    """The bad step between the merged QKV and the scale."""
+    step: Any = StretchNorm()
+    names = [own.name for own in pipeline._STEPS]
+    place = names.index("qkv") + 1
+    monkeypatch.setattr(pipeline, "_STEPS", (*pipeline._STEPS[:place], step, *pipeline._STEPS[place:]))
+    return step
+
+
+def test_version_published_with_its_steps_accuracy_and_report(deployment: DeploySettings, data: Path) -> None:
+    said: list[str] = []
+    result = build(deployment, CACHE, said.append, BuildOptions(data=data))
+    manifest = read_manifest(result.repository, result.version)
+    assert manifest.steps == STEPS
+    (row,) = manifest.accuracy
+    assert row.metric.startswith("retrieval recall@1")
+    assert row.loss <= row.limit == 0.005
+    assert result.report is not None
+    report = read_report(result.report)
+    found = {step.name: (step.found, step.expected) for step in report.steps}
+    assert found["qkv"] == (12, 12)  # 6 products and 6 cores
+    assert found["layer_norm"] == (13, 13)
+    assert found["gelu"] == (6, 6)
+    assert report.gate is not None
+    assert report.gate.passed
+    assert "<svg" in (result.report / "report.html").read_text(encoding="utf-8")
+    assert not build(deployment, CACHE, said.append, BuildOptions(data=data)).built
+
+
+def test_build_stopped_at_once_when_a_step_changes_the_answers(
+    deployment: DeploySettings, data: Path, planted: Step
+) -> None:
+    with pytest.raises(GateError, match="step planted fails the accuracy gate"):
+        build(deployment, CACHE, lambda _: None, BuildOptions(data=data))
+    assert not list(deployment.repository.glob("*/1"))
+
+
+def test_verify_fails_and_names_the_step_when_one_is_bad(deployment: DeploySettings, data: Path, planted: Step) -> None:
+    checked = run_verify(deployment, CACHE, lambda _: None, data=data, find=True)
+    assert not checked.report.passed
+    assert checked.bisect is not None
+    assert any("planted" in cause.steps for cause in checked.bisect.causes)
+
+
+def test_verify_holds_for_fp16(deployment: DeploySettings, data: Path) -> None:
+    checked = run_verify(deployment, CACHE, lambda _: None, data=data, precision="fp16")
+    assert checked.report.passed, checked.report.reasons
+    assert 0.9998 <= checked.report.parity.worst.cosine < 1.0
+
+
+def test_given_graph_enters_at_fuse(deployment: DeploySettings, data: Path, minilm_onnx: Path) -> None:
+    result = build(deployment, CACHE, lambda _: None, BuildOptions(onnx=minilm_onnx, data=data, gate=False))
+    assert read_manifest(result.repository, result.version).export["onnx"] == minilm_onnx.name
+
+
+def test_given_graph_refused_when_it_has_not_the_contract(deployment: DeploySettings, tmp_path: Path) -> None:
+    value = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([1]))
+    node = ir.node("Identity", [value])
+    node.outputs[0].name, node.outputs[0].type, node.outputs[0].shape = "y", value.type, value.shape
+    other = tmp_path / "other.onnx"
+    ir.save(ir.Model(ir.Graph([value], node.outputs, nodes=[node], opset_imports={"": 20}), ir_version=10), other)
+    with pytest.raises(ExportError, match="has not the lanes' contract"):
+        build(deployment, CACHE, lambda _: None, BuildOptions(onnx=other))
+    with pytest.raises(ExportError, match="no such ONNX file"):
+        build(deployment, CACHE, lambda _: None, BuildOptions(onnx=tmp_path / "none.onnx"))
+
+
+@pytest.mark.parametrize("options", [BuildOptions(only=("qvk",)), BuildOptions(skip=("nothing",))])
+def test_unknown_step_refused_with_the_known_ones(deployment: DeploySettings, options: BuildOptions) -> None:
+    with pytest.raises(BuilderError, match="limit: steps: layer_norm, gelu, clean"):
+        build(deployment, CACHE, lambda _: None, options)
+
+
+def test_plan_of_production_built_by_rtx_with_every_fusion(tmp_path: Path) -> None:
+    pytest.importorskip("tensorrt_rtx")
+    production = load_settings(Path("deploy.yaml"))
+    lines = list(run_plan(production, CACHE, lambda _: None, "rtx", tmp_path))
+    text = "\n".join(lines)
+    assert "buckets 128, 256, 512, 1024, 2048" in text
+    for fused in ("attention 6/6", "layer norm with residual 13/13", "GELU with bias 6/6", "merged QKV 6/6"):
+        assert fused in text
+
+
+def test_skipped_step_leaves_its_sites_apart(deployment: DeploySettings, data: Path) -> None:
+    result = build(deployment, CACHE, lambda _: None, BuildOptions(skip=("qkv",), data=data, gate=False))
+    assert "qkv" not in read_manifest(result.repository, result.version).steps
