@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str], None]
 
-#: Protobuf ends at 2 GiB; above this, weights go to a file of their own.
-_EXTERNAL_ABOVE = 2_000_000_000
+#: As in the export: above this, weights go to a file of their own and are streamed.
+_EXTERNAL_ABOVE = 1_000_000_000
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ def _judge(gate: Gate | None, made: MadeGraph, recipe: Recipe, progress: Progres
 
 
 def save_graph(model: onnx_ir.Model, path: Path) -> Path:
-    """Write a graph whole or not at all; weights above 2 GB beside it."""
+    """Write a graph whole or not at all; weights above 1 GB beside it."""
     import onnx_ir
 
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -18,6 +18,8 @@ class Capabilities:
     """ONNX `Attention` (opset 23) becomes one attention layer (10.14 and newer, and RTX)."""
     gelu_op: bool
     """ONNX `Gelu` (opset 20) is known to the parser (10 and newer, and RTX)."""
+    shape_range: bool
+    """`start` and `end` of ONNX `Shape` (opset 15) are read; 8.6 ignores them and takes the whole shape."""
     max_opset: int
     """Newest set of standard operators the parser takes."""
     profile_memory_per_context: bool
@@ -34,8 +36,9 @@ def capabilities_of(version: tuple[int, ...], *, rtx: bool) -> Capabilities:
     """The abilities of a version.
 
     Sources: onnx-tensorrt's Changelog (8.6: LayerNormalization and node metadata; 9.0: BF16), this project's facts on
-    8.6 and 10.14, and TensorRT-RTX 1.7 itself (its timing cache calls warn that they do nothing). Not checked yet on
-    an installed 10.0 to 10.13: that their parser knows Gelu and reads opset 20.
+    8.6 and 10.14, 8.6 and TensorRT-RTX 1.7 themselves (`Shape`; the timing cache calls of RTX warn that they do
+    nothing). Not checked yet on an installed 10.0 to 10.13: that their parser knows Gelu and reads opset 20; `Shape` is
+    written out for them as for 8.6, which costs nothing.
 
     Args:
         version: of `tensorrt` or of `tensorrt_rtx`, e.g. (10, 14, 1).
@@ -48,6 +51,7 @@ def capabilities_of(version: tuple[int, ...], *, rtx: bool) -> Capabilities:
         bf16=modern,
         attention_op=attention,
         gelu_op=modern,
+        shape_range=attention,
         max_opset=23 if attention else 20 if modern else 17,
         profile_memory_per_context=modern,
         timing_cache=not rtx,

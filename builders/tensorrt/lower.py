@@ -1,9 +1,9 @@
 """A graph for one TensorRT: what its parser does not know is written out, and the opset comes down to what it reads.
 
-| target           | opset | GELU      | attention     | LayerNormalization |
-| 8.6              | 17    | Erf form  | written out   | kept               |
-| 10.0 to 10.13    | 20    | kept      | written out   | kept               |
-| 10.14, 11, RTX   | 23    | kept      | kept          | kept               |
+| target           | opset | GELU      | attention     | one size of a shape | LayerNormalization |
+| 8.6              | 17    | Erf form  | written out   | Shape and Gather    | kept               |
+| 10.0 to 10.13    | 20    | kept      | written out   | Shape and Gather    | kept               |
+| 10.14, 11, RTX   | 23    | kept      | kept          | kept                | kept               |
 
 LayerNormalization is in opset 17 and in 8.6's parser (onnx-tensorrt, Changelog of 8.6 EA). A graph below a target's
 opset is left at its own.
@@ -63,11 +63,15 @@ def lower(model: onnx_ir.Model, target: Capabilities) -> LowerReport:
         rules["Gelu"] = _gelu
     if not target.attention_op:
         rules["Attention"] = _attention
+    if not target.shape_range:
+        rules["Shape"] = _shape
     expanded: Counter[str] = Counter()
     for node in list(graph):
         if node.op_type == "Attention" and target.attention_op:
             # The parser refuses it: "Setting softmax precision is not supported in TensorRT Attention" (RTX 1.7.1).
             node.attributes.pop("softmax_precision", None)
+        if node.op_type == "Shape" and not {"start", "end"} & set(node.attributes):
+            continue  # the whole shape
         if rule := rules.get(node.op_type):
             writer = _Writer(graph, node)
             result = rule(writer, node)
@@ -173,6 +177,19 @@ def _attention(write: _Writer, node: onnx_ir.Node) -> onnx_ir.Value:
         return result
     rows = write.add("Transpose", [result], {"perm": (0, 2, 1, 3)})
     return write.add("Reshape", [rows, write.constant(np.array([0, 0, -1], np.int64), "rows")])
+
+
+def _shape(write: _Writer, node: onnx_ir.Node) -> onnx_ir.Value:
+    """The whole shape, and the wanted sizes of it."""
+    value = _input(node, 0)
+    if value.shape is None:
+        raise CompileError(
+            "a Shape of a tensor of unknown rank", value=node.name, remedy="run onnx_ir's shape inference"
+        )
+    rank = len(value.shape)
+    bounds = slice(int(_number(node, "start", 0)), int(_number(node, "end", rank)))
+    wanted = write.constant(np.arange(rank)[bounds], "axes")
+    return write.add("Gather", [write.add("Shape", [value]), wanted], {"axis": 0})
 
 
 def _split_heads(write: _Writer, tensor: onnx_ir.Value, heads: int, place: int) -> onnx_ir.Value:
