@@ -98,9 +98,14 @@ def test_request_is_answered_at_once_when_one_before_it_expired_in_the_window(ti
 
 
 def test_no_burst_stalls_when_the_wake_up_is_on(tmp_path_factory: pytest.TempPathFactory) -> None:
-    result = run_bursts(tmp_path_factory.mktemp("bursts"), wake_after_ms=2.0, bursts=40)
-    assert result.errors == 0
-    assert max(result.seconds) <= np.median(result.seconds) + 0.2
+    # Without the wake-up about a third of the bursts stall with one process (docs/measurements/), so a lost one shows
+    # in both rounds; a busy machine gets the second.
+    for _ in range(2):
+        result = run_bursts(tmp_path_factory.mktemp("bursts"), wake_after_ms=2.0, bursts=40, processes=1)
+        assert result.errors == 0
+        if max(result.seconds) <= np.median(result.seconds) + 0.2:
+            return
+    pytest.fail(f"bursts took {sorted(result.seconds)[-3:]} s at most, median {np.median(result.seconds):.3f} s")
 
 
 def test_wake_ups_stop_when_nothing_comes(timed_server: TritonServer) -> None:
