@@ -278,6 +278,8 @@ def _native_engine(config: Any, settings: DeploySettings, bucket: Bucket, stream
     config.instance_group.add(
         count=1, kind=proto.ModelInstanceGroup.KIND_GPU, gpus=settings.engine.gpus, profile=[str(bucket.index)]
     )
+    # The activations of this bucket's profile and not of the largest one. Backends before 25.05 do not know it.
+    config.parameters["execution_context_allocation_strategy"].string_value = "ON_PROFILE_CHANGE"
     optimization = config.optimization
     optimization.priority = _STREAM_PRIORITY[stream_priority]
     # output_copy_stream stays off: together with graphs it gave wrong answers (docs/queue.md, "TensorRT").

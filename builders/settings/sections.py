@@ -132,7 +132,7 @@ class EngineSettings(Section):
 
     kind: Literal["tensorrt", "onnxruntime"] = "tensorrt"
     """`tensorrt`: Triton's native backend on a plan (GPU); `onnxruntime`: the Python backend on the CPU."""
-    precision: Literal["fp16", "fp32"] = "fp16"
+    precision: Literal["fp16", "bf16", "fp32"] = "fp16"
     """Arithmetic of the plan; the CPU engine computes in fp32."""
     max_batch: Annotated[Integer, Field(ge=1, le=1024)] = 32
     """Largest batch the engine is built for, texts."""

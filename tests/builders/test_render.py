@@ -406,3 +406,10 @@ def test_buckets_above_the_positions_left_out_of_the_files_with_a_notice() -> No
     routed = EntryConfig.from_model_config(model_config_json(configs["encode"])).buckets
     assert [bucket.length for bucket in routed] == [16, 32, 64, 128, 256, 512]
     assert "1024, 2048" in str(bucket_plan(settings, source).notice)
+
+
+def test_native_lanes_take_the_memory_of_their_own_profile(native: dict[str, Any]) -> None:
+    for name, config in native.items():
+        if name != "encode":
+            strategy = config.parameters["execution_context_allocation_strategy"].string_value
+            assert strategy == "ON_PROFILE_CHANGE"
