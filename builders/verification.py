@@ -125,6 +125,8 @@ def run_plan(
             "merged QKV": counts.qkv,
         }
         yield f"  {counts.layers} layers; " + ", ".join(f"{name} {f.found}/{f.sites}" for name, f in fused.items())
+        if counts.opaque:
+            yield f"  {counts.opaque} layers do not say what they compute: what is not found above may still be fused"
 
 
 def _named(fingerprint: Mapping[str, object]) -> str:

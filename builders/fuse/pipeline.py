@@ -112,7 +112,7 @@ def default_steps(target: str = "onnxruntime") -> tuple[Step, ...]:
         FuseError: no such target.
     """
     found = _target(target)
-    return tuple(step for step in _STEPS if step.name != "attention" or found.attention_by_default)
+    return tuple(step for step in _STEPS if step.name not in found.off)
 
 
 def fuse(

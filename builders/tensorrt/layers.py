@@ -29,6 +29,8 @@ _DATATYPE = re.compile(r"Datatype: (\w+)")
 _PROFILE = re.compile(r"\[profile (\d+)\]|_myl(\d+)_\d+$")
 # `_gemm_mha_v2`, `fused_mha`, `fmha`: how TensorRT's attention kernels are called.
 _ATTENTION = re.compile(r"mha", re.IGNORECASE)
+# A part of the graph that 8.6 hands to its second compiler and does not look into.
+_OPAQUE = "Myelin"
 # Streams of one plan wait for each other in these; they compute nothing.
 _IDLE = frozenset({"signal", "wait", "shape_call"})
 
@@ -67,6 +69,9 @@ class LayerCounts:
 
     layers: int
     """Layers that compute, in the first profile."""
+    opaque: int
+    """Layers that do not say which nodes they compute. 8.6 gives nearly all of an encoder as one such (`Myelin`): what
+    is found is then only what is shown, and the kernels have to be read with a profiler."""
     attention: Fused
     """Attention cores that are one kernel."""
     layer_norm_residual: Fused
@@ -97,6 +102,7 @@ class LayerListing:
         first = self.profiles[0] if self.layers else 0
         return LayerCounts(
             layers=sum(layer.profile == first for layer in self.layers),
+            opaque=sum(layer.kind == _OPAQUE and not layer.nodes for layer in self.layers),
             attention=self._fused(sites.attention),
             layer_norm_residual=self._fused(sites.layer_norm_residual),
             gelu_bias=self._fused(sites.gelu_bias),
@@ -155,7 +161,8 @@ def parse_inspector(text: str) -> LayerListing:
         CompileError: no JSON, or no detailed layers in it (the plan was built without DETAILED verbosity).
     """
     try:
-        entries = json.loads(text)["Layers"]
+        # Not strict: 8.6 writes its record separators as they are.
+        entries = json.loads(text, strict=False)["Layers"]
     except (ValueError, KeyError, TypeError) as error:
         raise CompileError(f"the engine inspector's answer cannot be read: {error}", value=text[:80]) from error
     if not entries or not isinstance(entries[0], dict):
@@ -178,8 +185,13 @@ def _entry(entry: dict[str, Any]) -> Layer:
 
 
 def _plain_type(tensor: dict[str, Any]) -> str:
-    """TensorRT 8.6 puts the type into words: `Format/Datatype: Row major linear FP16 format`."""
+    """TensorRT 8.6 puts the type into words: `Format/Datatype: Row major linear FP16 format`.
+
+    With a free batch it says `N/A due to dynamic shapes`: no type then.
+    """
     words = str(tensor.get("Datatype") or tensor.get("Format/Datatype", ""))
+    if words.startswith("N/A"):
+        return ""
     known = {"FP16": "Half", "FP32": "Float", "BF16": "BFloat16", "INT32": "Int32", "INT8": "Int8", "BOOL": "Bool"}
     return next((name for word, name in known.items() if word in words), words.split(" ")[0])
 

@@ -11,12 +11,16 @@ if TYPE_CHECKING:
 
 
 def node_types(model: onnx_ir.Model) -> dict[str, str]:
-    """Node name to the type of its result, `FLOAT` or `FLOAT16`, for nodes with a floating-point result."""
+    """Names of nodes and of their results to the type of the result, `FLOAT` or `FLOAT16`; Casts are left out."""
     import onnx_ir as ir
 
     floats = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
-    found = ((node.name, node.outputs[0].dtype) for node in model.graph if node.op_type != "Cast")
-    return {str(name): dtype.name for name, dtype in found if dtype in floats}
+    found: dict[str, str] = {}
+    for node in model.graph:
+        for value in node.outputs if node.op_type != "Cast" else ():
+            if value.dtype in floats:
+                found[str(value.name)] = found[str(node.name)] = value.dtype.name
+    return found
 
 
 def hold_types(
@@ -26,9 +30,13 @@ def hold_types(
 
     FP16 alone would let 8.6 put any layer into FP16, softmax and pooling sums too.
 
+    A layer is found by its own name or by its result's: the parser of 8.6 leaves normalizations without a name. Layers
+    that it adds by itself (squares and root of a ReduceL2, a bias in more dimensions) stand before the one that closes
+    their node and get that one's type.
+
     Args:
         module: `tensorrt`.
-        network: the parsed graph; the parser names layers after nodes.
+        network: the parsed graph; the parser names layers after nodes, and tensors as they are named there.
         config: gets FP16 (where the graph has any) and OBEY_PRECISION_CONSTRAINTS.
         types: of `node_types`.
 
@@ -41,13 +49,14 @@ def hold_types(
     config.set_flag(module.BuilderFlag.OBEY_PRECISION_CONSTRAINTS)
     # Their types follow from what they hold.
     fixed = {module.LayerType.CONSTANT, module.LayerType.SHAPE, module.LayerType.CAST}
-    held = 0
-    for place in range(network.num_layers):
+    held, kind = 0, None
+    for place in reversed(range(network.num_layers)):
         layer: trt.ILayer = network.get_layer(place)
-        kind = kinds.get(types.get(layer.name, ""))
+        outputs = [layer.get_output(i) for i in range(layer.num_outputs)]
+        names = (layer.name, *(output.name for output in outputs))
+        kind = next((kinds[types[name]] for name in names if name in types), kind)
         if kind is None or layer.type in fixed:
             continue
-        outputs = [layer.get_output(i) for i in range(layer.num_outputs)]
         if any(output.is_shape_tensor or output.dtype not in kinds.values() for output in outputs):
             continue
         layer.precision = kind

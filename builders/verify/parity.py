@@ -28,7 +28,9 @@ class ParityLine:
 LINES: Mapping[str, ParityLine] = MappingProxyType(
     {
         "fp32": ParityLine(cosine=0.99999, channel_error=0.005),
-        "fp16": ParityLine(cosine=0.9998, channel_error=0.05),
+        # A healthy FP16 plan of TensorRT 8.6, which adds up in FP16, reached 0.08 on an H200 (docs/measurements/); norms
+        # computed in FP16 beside a channel x 500 are far above.
+        "fp16": ParityLine(cosine=0.9998, channel_error=0.1),
         "bf16": ParityLine(cosine=0.995, channel_error=0.2),
         "fp8": ParityLine(cosine=0.98, channel_error=0.5),
         "int8": ParityLine(cosine=0.98, channel_error=0.5),

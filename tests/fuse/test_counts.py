@@ -47,8 +47,10 @@ def test_default_model_has_its_sites_and_answers_when_fused(minilm_onnx: Path, t
 def test_family_has_its_sites_and_answers_when_fused(graph_of: GraphOf, family: str, target: str) -> None:
     model = graph_of(family)
     result, report = fused(model, family, target=target)
-    ran = TARGETS[target].attention_by_default
-    assert report.found == expected_sites(family, LAYERS) | {OPERATOR: LAYERS if ran else 0}
+    off = TARGETS[target].off
+    ran = "attention" not in off
+    merged = {"qkv": 0} if "qkv" in off else {}
+    assert report.found == expected_sites(family, LAYERS) | merged | {OPERATOR: LAYERS if ran else 0}
     assert report.nodes_after < report.nodes_before
     assert report.opset == (23 if ran else 20)
     onnx.checker.check_model(ir.to_proto(result), full_check=True)

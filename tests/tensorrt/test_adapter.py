@@ -120,9 +120,11 @@ def test_timings_are_kept_and_combined_when_tensorrt(tmp_path: Path) -> None:
 
 
 class FakeLayer:
-    def __init__(self, name: str, kind: str = "PLAIN", dtype: str = "HALF", *, shape: bool = False):
+    def __init__(
+        self, name: str, kind: str = "PLAIN", dtype: str = "HALF", *, shape: bool = False, result: str | None = None
+    ):
         self.name, self.type, self.num_outputs = name, kind, 1
-        self.output = types.SimpleNamespace(dtype=dtype, is_shape_tensor=shape)
+        self.output = types.SimpleNamespace(dtype=dtype, is_shape_tensor=shape, name=result or f"{name}_output")
         self.precision: str | None = None
         self.set: dict[int, str] = {}
 
@@ -143,12 +145,17 @@ def test_layer_precisions_are_set_when_typing_is_weak() -> None:
     layers = [
         FakeLayer("product"), FakeLayer("softmax", dtype="FLOAT"), FakeLayer("product_weights", "CONSTANT"),
         FakeLayer("ids", dtype="INT32"), FakeLayer("sizes", shape=True),
+        # As the parser of 8.6 names them: a bias of a norm in more dimensions and the norm; squares and their root.
+        FakeLayer("(Unnamed Layer* 65) [Shuffle]"), FakeLayer("(Unnamed Layer* 66) [Normalization]", result="norm"),
+        FakeLayer("(Unnamed Layer* 90) [ElementWise]", dtype="FLOAT"), FakeLayer("length_114", result="length"),
     ]  # fmt: skip
     network = space(num_layers=len(layers), get_layer=lambda place: layers[place])
     flags: list[str] = []
     graph = {"product": "FLOAT16", "softmax": "FLOAT", "ids": "FLOAT16", "sizes": "FLOAT", "product_weights": "FLOAT16"}
+    graph |= {"norm": "FLOAT16", "length": "FLOAT"}
     held = hold_types(module, network, space(set_flag=flags.append), graph)  # type: ignore[arg-type]
-    assert held == 2
-    assert [layer.precision for layer in layers] == ["HALF", "FLOAT", None, None, None]
+    assert held == 6
+    assert [layer.precision for layer in layers[:5]] == ["HALF", "FLOAT", None, None, None]
+    assert [layer.precision for layer in layers[5:]] == ["HALF", "HALF", "FLOAT", "FLOAT"]
     assert layers[1].set == {0: "FLOAT"}
     assert flags == ["FP16", "OBEY"]

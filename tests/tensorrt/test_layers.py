@@ -5,8 +5,8 @@ import json
 import pytest
 
 from builders.errors import CompileError
-from builders.tensorrt.layers import parse_inspector, parse_log
-from builders.tensorrt.sites import Site
+from builders.tensorrt.layers import Fused, parse_inspector, parse_log
+from builders.tensorrt.sites import Site, Sites
 
 # Lines of TensorRT-RTX 1.7.1, shortened.
 LOG = [
@@ -49,6 +49,25 @@ def test_same_layers_are_read_when_from_the_inspector() -> None:
     ]  # fmt: skip
     (layer,) = parse_inspector(json.dumps({"Layers": entries})).layers
     assert (layer.name, layer.nodes, layer.types, layer.tactic) == ("q+k_myl0_2", ("q", "k"), ("Half",), "sm90_gemm")
+
+
+# What the inspector of 8.6.0 says of an encoder (H200), shortened: one layer that hides everything, and a free batch.
+INSPECTOR_8_6 = (
+    '{"Layers": [{\n "Name": "{ForeignNode[positions.numbers.rows...node_linalg_vector_norm_114]}",\n'
+    ' "LayerType": "Myelin", "Inputs": [{"Name": "input_ids", "Dimensions": [-1,128],'
+    ' "Format/Datatype": "N/A due to dynamic shapes"}], "Outputs": [], "StreamId": 0, "Metadata": ""\n},{\n'
+    ' "Name": "PWN(PWN(node_clamp_min_1), node_div_1)", "LayerType": "PointWiseV2", "Inputs": [], "Outputs": [],\n'
+    ' "Metadata": "[ONNX Layer: node_clamp_min_1]\x1e[ONNX Layer: node_div_1]"\n}],\n"Bindings": ["input_ids"]}'
+)
+
+
+def test_hidden_layers_are_counted_when_the_inspector_is_that_of_8_6() -> None:
+    listing = parse_inspector(INSPECTOR_8_6)
+    hidden, last = listing.layers
+    assert (hidden.kind, hidden.nodes, hidden.types) == ("Myelin", (), ())
+    assert last.nodes == ("node_clamp_min_1", "node_div_1")
+    counts = listing.counts(Sites((Site(frozenset({"softmax"})),), (), (), ()))
+    assert (counts.layers, counts.opaque, counts.attention) == (2, 1, Fused(0, 1))
 
 
 def test_refused_when_there_is_no_listing() -> None:
