@@ -8,33 +8,42 @@ from __future__ import annotations
 import datetime
 import hashlib
 import subprocess
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as package_version
 from pathlib import Path
 from typing import Any
 
 from builders.bucket import BucketPlan
-from builders.engine import Engines, make_engines, target_of
+from builders.engine import Engines, Work, make_engines, target_of
 from builders.errors import ExportError, PublishError
 from builders.graph import Recipe, recipe_for
+from builders.graph_file import sha256_of_graph
+from builders.judge import datasets
 from builders.lock import repository_lock
-from builders.manifest import Manifest, Output, built_buckets
+from builders.machine import this_machine
+from builders.manifest import Manifest, Output, built_buckets, sha256_of
 from builders.publish import SERVING, VersionParts, find_version, publish_version, sweep
 from builders.render import bucket_plan, render_repository, write_configs
 from builders.settings import DeploySettings
 from builders.source import EncoderSource, open_source
 from builders.state import served_now
+from builders.verify.data import Dataset
 
 Progress = Callable[[str], None]
 
 _HERE = Path(__file__).parent
 #: What decides how the graph looks; a change in one of them makes another graph.
 GRAPH_MODULES = (
-    *(_HERE / name for name in ("encoder.py", "export.py", "graph.py", "precision.py", "tiling.py")),
-    _HERE / "tokenizer_files.py",
+    *(_HERE / name for name in ("encoder.py", "export.py", "graph.py", "graph_file.py", "precision.py", "source.py")),
+    *(_HERE / name for name in ("tiling.py", "tokenizer_files.py")),
     *sorted((_HERE / "fuse").glob("*.py")),
     *sorted((_HERE / "tensorrt").glob("*.py")),
 )
+#: Packages that decide it, too.
+GRAPH_PACKAGES = ("torch", "transformers", "onnx", "onnx-ir", "onnxscript")
 
 
 @dataclass(frozen=True)
@@ -95,36 +104,49 @@ def build(
     options = options or BuildOptions()
     if options.onnx is not None and not options.onnx.is_file():
         raise ExportError("no such ONNX file", value=str(options.onnx), remedy="correct --onnx")
+    data = datasets(options.data) if options.gate else ()
     repository, source = settings.repository, open_source(settings.model)
     plan = bucket_plan(settings, source)
     if plan.notice:
         progress(plan.notice)
     recipe = recipe_for(target_of(settings), settings.engine.precision, options.only, options.skip)
-    manifest = _manifest(settings, source, plan, recipe, options)
+    manifest = _manifest(settings, source, plan, recipe, options, data)
     engines = None
     if find_version(repository, manifest.fingerprint) is None:
-        engines = make_engines(settings, source, plan, recipe, options, cache / manifest.graph_sha256[:12], progress)
+        work = Work(graph_cache(cache), manifest.fingerprint[:16], cache.parent / "reports")
+        engines = make_engines(settings, source, plan, recipe, options, data, work, progress)
         manifest = manifest.model_copy(update=engines.facts)
-    # Not while building: that may take minutes, and a rollback cannot wait for it.
-    with repository_lock(repository):
+    # Not while building: that may take minutes, and a rollback cannot wait for it. What was built is worth a wait.
+    with repository_lock(repository, wait_s=600):
+        served_now(repository)  # a broken state is said before anything is published
         parts = None if engines is None else VersionParts(engines.tokenizer, engines.files, manifest)
         version, built = _publish_once(repository, manifest.fingerprint, plan, parts, progress)
         configs = render_repository(settings, source)
         write_configs(repository, configs)
         served = served_now(repository)
-    report = _report(engines, version, cache, progress) if engines is not None and built else None
+    report = _report(engines, version, progress) if engines is not None and built else None
     number = served.served if served else version
     if number != version:
         progress(f"version {number} is served; to serve {version}: make promote VERSION={version}")
     return BuildResult(repository, tuple(configs), version, plan, source, built, number, report)
 
 
-def _report(engines: Engines, version: int, cache: Path, progress: Progress) -> Path:
-    from builders.verify.report import write_report
+def graph_cache(cache: Path) -> Path:
+    """The part of the cache that belongs to today's code and packages."""
+    return cache / _graph_sha256()[:12]
 
-    folder = cache.parent / "reports" / f"{engines.report.model}-v{version}-{engines.report.date[:19]}".replace(":", "")
-    _, page = write_report(folder, engines.reported(version))
-    progress(f"report: {page}")
+
+def _graph_sha256() -> str:
+    digest = hashlib.sha256(_sha256_of(GRAPH_MODULES).encode())
+    for package in GRAPH_PACKAGES:
+        with suppress(PackageNotFoundError):
+            digest.update(f"{package}=={package_version(package)}\n".encode())
+    return digest.hexdigest()
+
+
+def _report(engines: Engines, version: int, progress: Progress) -> Path:
+    folder = engines.write_report(version)
+    progress(f"report: {folder / 'report.html'}")
     return folder
 
 
@@ -146,14 +168,19 @@ def _publish_once(
 
 
 def _manifest(
-    settings: DeploySettings, source: EncoderSource, plan: BucketPlan, recipe: Recipe, options: BuildOptions
+    settings: DeploySettings,
+    source: EncoderSource,
+    plan: BucketPlan,
+    recipe: Recipe,
+    options: BuildOptions,
+    data: Sequence[Dataset],
 ) -> Manifest:
     """The manifest but for what the steps and the publication add."""
     decisive: dict[str, Any] = {
-        "model": source.folder.name,
-        "model_sha256": source.sha256 if options.onnx is None else _sha256_of([options.onnx]),
+        "model": settings.model.source.rstrip("/").rpartition("/")[2],
+        "model_sha256": source.sha256 if options.onnx is None else sha256_of_graph(options.onnx),
         "serving_sha256": _sha256_of(sorted(SERVING.rglob("*.py"))),
-        "graph_sha256": _sha256_of(GRAPH_MODULES),
+        "graph_sha256": _graph_sha256(),
         "task": "embedding",
         "engine": settings.engine.kind,
         "precision": recipe.precision,
@@ -163,11 +190,22 @@ def _manifest(
         "positions": plan.positions,
         "pad_id": source.pad_id,
         "buckets": built_buckets(plan.buckets),
+        "gate": _gate_facts(settings, options, data),
     }
     date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     manifest = Manifest(**decisive, date=date, git_commit=git_commit(), fingerprint="")
-    deciding = manifest.model_dump_json(include=set(decisive)) + recipe.target
+    # A plan runs on its own kind of machine alone: elsewhere it is another version.
+    place = str(this_machine()) if settings.engine.kind == "tensorrt" else ""
+    deciding = "\n".join([manifest.model_dump_json(include=set(decisive)), recipe.target, source.sha256, place])
     return manifest.model_copy(update={"fingerprint": hashlib.sha256(deciding.encode()).hexdigest()})
+
+
+def _gate_facts(settings: DeploySettings, options: BuildOptions, data: Sequence[Dataset]) -> dict[str, Any]:
+    """What the gate judges with: a version that was judged otherwise is another one."""
+    if not options.gate:
+        return {}
+    own = "built-in" if options.data is None else sha256_of(options.data)
+    return {"data": [dataset.name for dataset in data], "sha256": own, "limit": settings.objectives.accuracy_loss}
 
 
 def git_commit() -> str | None:

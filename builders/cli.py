@@ -228,8 +228,10 @@ def versions(config: Config = CPU) -> None:
 def demo(config: Config = CPU, cache: Cache = None) -> None:
     """Build, serve, send real requests of mixed length and priority, print the answers, stop."""
     from builders.demo import run_demo
+    from builders.versions import check_served
 
     built = _build(load_settings(config), config, cache)
+    check_served(built.repository)
     run_demo(built, Console(highlight=False))
 
 

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import platform
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from builders.bucket import BucketPlan
-from builders.errors import CompileError, ExportError
+from builders.errors import BuilderError, CompileError, ExportError
 from builders.graph import MadeGraph, Recipe, make_graph, runner_of
-from builders.judge import accuracy_rows, datasets, make_gate
+from builders.graph_file import check_contract, graph_bytes, load_graph, save_graph, sha256_of_graph
+from builders.judge import accuracy_rows, make_gate
 from builders.machine import this_machine
-from builders.manifest import BuiltBucket, sha256_of
+from builders.manifest import BuiltBucket
 from builders.settings import DeploySettings
 from builders.source import EncoderSource
 from builders.tensorrt.adapter import ProfileShape, TensorRT, open_tensorrt
 from builders.tensorrt.compile import CompileReport, compile_plan
-from builders.verify.gate import Gate, GateReport, require
-from builders.verify.report import BuildReport, ProfileRow, StepRow
+from builders.verify.data import Dataset
+from builders.verify.gate import Gate, GateError, GateReport, require
+from builders.verify.report import BuildReport, ProfileRow, StepRow, write_report
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -30,8 +33,22 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str], None]
 
-#: As in the export: above this, weights go to a file of their own and are streamed.
-_EXTERNAL_ABOVE = 1_000_000_000
+
+@dataclass(frozen=True)
+class Work:
+    """Where a build works."""
+
+    cache: Path
+    """Folder of graphs that belongs to today's code."""
+    name: str
+    """Of the folder of what only this build makes; builds of different things never share one."""
+    reports: Path
+    """Folder of reports."""
+
+    @property
+    def own(self) -> Path:
+        """Folder of what only this build makes."""
+        return self.cache / self.name
 
 
 @dataclass(frozen=True)
@@ -46,19 +63,40 @@ class Engines:
     """What the manifest gets to know."""
     report: BuildReport
     """The build's report, its version still unknown."""
+    reports: Path
+    """Folder of reports."""
+    listings: Mapping[str, Any] = field(default_factory=dict)
+    """Layer listings of the plans by file name."""
 
-    def reported(self, version: int) -> BuildReport:
-        """The report with the version it led to."""
-        return replace(self.report, version=version)
+    def write_report(self, version: int) -> Path:
+        """Write the report of a published version, the plans' layers beside it; returns the folder."""
+        folder = report_folder(self.reports, self.report, f"v{version}")
+        write_report(folder, replace(self.report, version=version))
+        for name, listing in self.listings.items():
+            (folder / name).write_text(json.dumps(listing, indent=2) + "\n", encoding="utf-8")
+        return folder
+
+
+def report_folder(reports: Path, report: BuildReport, what: str) -> Path:
+    """`reports/MODEL-v3-2026-11-29T120000`."""
+    return reports / f"{report.model}-{what}-{report.date[:19]}".replace(":", "")
 
 
 def target_of(settings: DeploySettings) -> str:
     """What the graph is fused for.
 
     Raises:
-        CompileError: `engine.kind: tensorrt` without TensorRT on this machine.
+        CompileError: `engine.kind: tensorrt` without TensorRT or without a GPU on this machine.
     """
-    return "onnxruntime" if settings.engine.kind == "onnxruntime" else graph_target(open_tensorrt("tensorrt"))
+    if settings.engine.kind == "onnxruntime":
+        return "onnxruntime"
+    target = graph_target(open_tensorrt("tensorrt"))
+    if this_machine().gpu is None:
+        raise CompileError(
+            "a plan is compiled on the GPU that runs it, and this machine has none",
+            remedy="build on the serving machine, or use --config deploy.cpu.yaml",
+        )
+    return target
 
 
 def graph_target(tensorrt: TensorRT) -> str:
@@ -76,7 +114,8 @@ def make_engines(
     plan: BucketPlan,
     recipe: Recipe,
     options: BuildOptions,
-    cache: Path,
+    data: Sequence[Dataset],
+    work: Work,
     progress: Progress,
 ) -> Engines:
     """Export, fuse, convert, judge and compile.
@@ -87,30 +126,41 @@ def make_engines(
         plan: the buckets.
         recipe: what is done to the graph.
         options: the command line's.
-        cache: folder of graphs and timings made by the same code.
+        data: what the gate's task metric is taken on.
+        work: where files go.
         progress: told one line per step.
 
     Raises:
+        GateError: the graph fails the gate; its report is written.
         BuilderError: what failed; nothing outside the cache was written.
     """
-    tokenizer = make_tokenizer(source, cache)
-    reference, exported = reference_graph(source, options.onnx, cache, progress)
+    tokenizer = make_tokenizer(source, work.cache)
+    reference, exported = reference_graph(source, options.onnx, work.cache, progress)
     progress(f"fusing for {recipe.target}: {', '.join(recipe.steps) or 'no steps'}")
-    gate = make_gate(settings, plan, tokenizer, reference, datasets(options.data)) if options.gate else None
-    longest = plan.buckets[-1].length
-    made = make_graph(reference, source, recipe, longest=longest, gate=gate, progress=progress)
-    judged = _judge(gate, made, recipe, progress)
-    name = f"{source.sha256[:12]}-{recipe.target}-{'-'.join(recipe.steps) or 'plain'}"
-    graph = save_graph(made.model, cache / name / "model.onnx")
-    compiled = _compile(settings, plan, graph, cache, progress) if settings.engine.kind == "tensorrt" else None
+    gate = make_gate(settings, plan, tokenizer, reference, data) if options.gate else None
+    try:
+        made = make_graph(reference, source, recipe, longest=plan.buckets[-1].length, gate=gate, progress=progress)
+        judged = _judge(gate, made, recipe, progress)
+    except GateError as error:
+        failed = _build_report(source, recipe, exported, None, None, error.report, None)
+        folder = report_folder(work.reports, failed, "failed")
+        write_report(folder, failed)
+        progress(f"report: {folder / 'report.html'}")
+        raise
+    graph = save_graph(made.model, work.own / "model.onnx")
+    compiled = _compile(settings, plan, graph, work, progress) if settings.engine.kind == "tensorrt" else None
     facts: dict[str, Any] = {"export": exported, "accuracy": accuracy_rows(judged) if judged else ()}
     files: Path | Mapping[str, Path] = graph
+    listings: dict[str, Any] = {}
     if compiled is not None:
         files = plan_files(plan, compiled)
         memory = {f"encoder_{row.bucket}": row.activation_bytes for row in profile_rows(compiled)}
         facts |= {"machine": this_machine(), "profile_memory": memory, "buckets": plan_buckets_of(plan, compiled)}
+        listings = {f"{part.path.stem}.layers.json": part.listing.to_json() for part in compiled.plans}
+        for line in describe_plans(compiled):
+            progress(f"  {line}")
     report = _build_report(source, recipe, exported, graph, made, judged, compiled)
-    return Engines(tokenizer, files, facts, report)
+    return Engines(tokenizer, files, facts, report, work.reports, listings)
 
 
 def make_tokenizer(source: EncoderSource, cache: Path) -> Path:
@@ -128,14 +178,13 @@ def reference_graph(
     Raises:
         ExportError: the model cannot be exported, or the given file is no graph with the lanes' contract.
     """
-    import onnx_ir
-
     if given is not None:
-        return _given_graph(given), {"onnx": given.name, "sha256": sha256_of(given)}
+        return _given_graph(given, source), {"onnx": given.name, "sha256": sha256_of_graph(given)}
     folder = cache / f"{source.sha256[:12]}-fp32"
     path, report = folder / "model.onnx", folder / "export.json"
     facts = _read_report(report)
-    if facts is None or not path.exists() or path.stat().st_size + _beside(path) != facts["bytes"]:
+    # By content: a damaged reference would be compared with itself and pass.
+    if facts is None or not path.exists() or sha256_of_graph(path) != facts["sha256"]:
         # torch and transformers take seconds to import; a build that finds its graph does not need them.
         from builders.export import export_onnx
 
@@ -145,7 +194,7 @@ def reference_graph(
         draft.write_text(json.dumps(facts, indent=2, default=str) + "\n", encoding="utf-8")
         draft.replace(report)
     # Where the file lies on this machine is nobody's business in a manifest.
-    return onnx_ir.load(path), {name: value for name, value in facts.items() if name not in ("path", "external")}
+    return load_graph(path), {name: value for name, value in facts.items() if name not in ("path", "external")}
 
 
 def _read_report(path: Path) -> dict[str, Any] | None:
@@ -153,31 +202,17 @@ def _read_report(path: Path) -> dict[str, Any] | None:
         facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return facts if isinstance(facts.get("bytes"), int) else None
+    return facts if isinstance(facts.get("sha256"), str) else None
 
 
-def _beside(path: Path) -> int:
-    weights = path.with_name(f"{path.name}.data")
-    return weights.stat().st_size if weights.exists() else 0
-
-
-def _given_graph(path: Path) -> onnx_ir.Model:
-    import onnx_ir
-
-    from builders.export import INPUTS, OUTPUT
-
+def _given_graph(path: Path, source: EncoderSource) -> onnx_ir.Model:
     try:
-        model = onnx_ir.load(path)
+        model = load_graph(path)
+    except BuilderError:
+        raise
     except Exception as error:  # protobuf and onnx_ir each raise their own kinds
         raise ExportError(f"the file is no ONNX graph: {error}", value=str(path), remedy="correct --onnx") from None
-    inputs, outputs = [v.name for v in model.graph.inputs], [v.name for v in model.graph.outputs]
-    if sorted(map(str, inputs)) != sorted(INPUTS) or outputs != [OUTPUT]:
-        raise ExportError(
-            "the graph has not the lanes' contract",
-            value=f"inputs {inputs}, outputs {outputs}",
-            limit=f"inputs {list(INPUTS)}, output {OUTPUT} (docs/architecture.md)",
-            remedy="export it with mask, positions and pooling inside the graph, or give the model's folder",
-        )
+    check_contract(model, dim=source.dim)
     return model
 
 
@@ -192,42 +227,36 @@ def _judge(gate: Gate | None, made: MadeGraph, recipe: Recipe, progress: Progres
     return require(report, "the build")
 
 
-def save_graph(model: onnx_ir.Model, path: Path) -> Path:
-    """Write a graph whole or not at all; weights above 1 GB beside it."""
-    import onnx_ir
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    tensors = [value.const_value for value in model.graph.initializers.values()]
-    big = sum(tensor.nbytes for tensor in tensors if tensor is not None) > _EXTERNAL_ABOVE
-    draft = path.with_name(f".{os.getpid()}") / path.name
-    draft.parent.mkdir()
-    try:
-        onnx_ir.save(model, draft, external_data=f"{path.name}.data" if big else None)
-        for file in sorted(draft.parent.iterdir(), reverse=True):
-            file.replace(path.with_name(file.name))
-    finally:
-        for file in draft.parent.iterdir():
-            file.unlink()
-        draft.parent.rmdir()
-    return path
-
-
-def _compile(settings: DeploySettings, plan: BucketPlan, graph: Path, cache: Path, progress: Progress) -> CompileReport:
+def _compile(settings: DeploySettings, plan: BucketPlan, graph: Path, work: Work, progress: Progress) -> CompileReport:
     tensorrt = open_tensorrt("tensorrt")
-    progress(f"compiling for {tensorrt.fingerprint}")
-    if this_machine().gpu is None:
-        raise CompileError(
-            "a plan is compiled on the GPU that runs it, and this machine has none",
-            remedy="build on the serving machine, or use --config deploy.cpu.yaml",
-        )
+    progress(f"compiling with TensorRT {tensorrt.version}")
+    limit = settings.engine.memory_limit_mb
     return compile_plan(
         graph,
         [ProfileShape(bucket.length, bucket.batch) for bucket in plan.buckets],
         graph.with_name("model.plan"),
         tensorrt=tensorrt,
-        timing_cache=cache / "timings",
+        timing_cache=work.cache / "timings",
+        memory_limit_bytes=None if limit is None else limit * 2**20,
         progress=throttled(progress),
     )
+
+
+def describe_plans(compiled: CompileReport) -> Iterator[str]:
+    """A few lines on what TensorRT made of the graph."""
+    for made in compiled.plans:
+        counts = made.counts
+        fused = {
+            "attention": counts.attention,
+            "layer norm with residual": counts.layer_norm_residual,
+            "GELU with bias": counts.gelu_bias,
+            "merged QKV": counts.qkv,
+        }
+        lengths = ", ".join(str(shape.length) for shape in made.profiles)
+        yield f"{made.path.name}: buckets {lengths}, {made.bytes / 1e6:.1f} MB, {counts.layers} layers"
+        yield ", ".join(f"{name} {part.found}/{part.sites}" for name, part in fused.items())
+        if counts.opaque:
+            yield f"{counts.opaque} layers do not say what they compute: what is not found may still be fused"
 
 
 def throttled(progress: Progress) -> Callable[[str, int, int], None]:
@@ -270,15 +299,13 @@ def _build_report(
     source: EncoderSource,
     recipe: Recipe,
     exported: dict[str, Any],
-    graph: Path,
-    made: MadeGraph,
+    graph: Path | None,
+    made: MadeGraph | None,
     judged: GateReport | None,
     compiled: CompileReport | None,
 ) -> BuildReport:
-    import datetime
-
-    sizes = {"exported graph": int(exported.get("bytes", 0)), "graph": graph.stat().st_size + _beside(graph)}
-    times = {"export": float(exported.get("seconds", 0.0)), **made.seconds}
+    sizes = {"exported graph": int(exported.get("bytes", 0)), "graph": graph_bytes(graph) if graph else 0}
+    times = {"export": float(exported.get("seconds", 0.0)), **(made.seconds if made else {})}
     if judged is not None:
         times["verify"] = judged.seconds
     if compiled is not None:
@@ -290,10 +317,10 @@ def _build_report(
         precision=recipe.precision,
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         machine=f"{platform.machine()}, {this_machine()}, Python {platform.python_version()}",
-        steps=_step_rows(made),
+        steps=_step_rows(made) if made else (),
         sizes={name: size for name, size in sizes.items() if size},
         times={name: seconds for name, seconds in times.items() if seconds},
-        operators=made.fusion.operators_after,
+        operators=made.fusion.operators_after if made else {},
         gate=judged,
         memory=profile_rows(compiled) if compiled else (),
     )

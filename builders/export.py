@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import tempfile
 import time
 import warnings
 from collections import Counter
@@ -16,6 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from builders.errors import ExportError
+from builders.graph_file import (
+    EXTERNAL_ABOVE,
+    INPUTS,
+    OUTPUT,
+    check_contract,
+    data_file,
+    graph_bytes,
+    save_graph,
+    sha256_of_graph,
+)
 from builders.source import EncoderSource
 
 if TYPE_CHECKING:
@@ -23,12 +31,7 @@ if TYPE_CHECKING:
 
     from builders.encoder import ContractEncoder
 
-INPUTS = ("input_ids", "length")
-OUTPUT = "EMBEDDING"
 _LEAST_COSINE = 0.99999
-# Protobuf ends at 2 GiB, and writing one file costs five times its weights in memory (0.5 GB + 5.2 x measured, MiniLM
-# and MPNet); weights beside the graph are streamed. So the peak of an export stays at about 6 GB, or twice the weights.
-_EXTERNAL_ABOVE = 1_000_000_000
 # Batches of the comparison as (L, lengths): one alone, and mixed lengths with an empty row of padding.
 _COMPARED = ((24, (24,)), (40, (40, 1, 17, 0, 33)))
 
@@ -58,7 +61,7 @@ class ExportReport:
 
 
 def export_onnx(
-    source: EncoderSource, destination: Path, *, opset: int = 20, external_above: int = _EXTERNAL_ABOVE
+    source: EncoderSource, destination: Path, *, opset: int = 20, external_above: int = EXTERNAL_ABOVE
 ) -> ExportReport:
     """Write a source as ONNX: `input_ids` INT32 [b, L], `length` INT32 [b, 1] -> `EMBEDDING` FP32 [b, dim].
 
@@ -69,14 +72,13 @@ def export_onnx(
         source: the model.
         destination: file to write; its folder is made if it is missing.
         opset: version of the standard operators; from 20 on GELU is a single operator.
-        external_above: weights of more bytes than this go to `DESTINATION.data` (see above).
+        external_above: weights of more bytes than this go to `DESTINATION.data`.
 
     Raises:
         ExportError: torch cannot export the model, or the graph breaks the contract or differs from torch.
         SourceError: the weights cannot be loaded.
     """
     import onnx
-    import onnx_ir
 
     from builders.encoder import load_encoder
 
@@ -84,35 +86,32 @@ def export_onnx(
     encoder = load_encoder(source)
     model = _trace(encoder, source, opset)
     _strip(model)
-    nodes = _check_contract(model, source, opset)
-    tensors = [value.const_value for value in model.graph.initializers.values()]
-    weights = sum(tensor.nbytes for tensor in tensors if tensor is not None)
-    beside = f"{destination.name}.data" if weights > external_above else None
-    destination.parent.mkdir(parents=True, exist_ok=True)
-    # A folder of its own, not another name: a model names its external data by file name.
-    with tempfile.TemporaryDirectory(dir=destination.parent, prefix=f".{destination.name}.") as folder:
-        draft = Path(folder) / destination.name
-        onnx_ir.save(model, draft, external_data=beside)
+    check_contract(model, dim=source.dim, positions=source.positions)
+    if model.graph.opset_imports.get("") != opset:
+        raise ExportError("the graph has another opset", value=model.graph.opset_imports.get(""), limit=f"{opset}")
+    nodes = dict(Counter(node.op_type for node in model.graph).most_common())
+    compared = []
+
+    def check(draft: Path) -> None:
         try:
             onnx.checker.check_model(str(draft))
         except onnx.checker.ValidationError as error:
             raise ExportError(f"the exported graph is invalid: {error}", value=str(source.folder)) from error
-        cosine, largest = _compare(draft, encoder, source)
-        external = destination.with_name(beside) if beside else None
-        if external:
-            (draft.parent / external.name).replace(external)
-        draft.replace(destination)
-    files = [destination, *([external] if external else [])]
+        compared.append(_compare(draft, encoder, source))
+
+    save_graph(model, destination, external_above=external_above, check=check)
+    ((cosine, largest),) = compared
+    external = data_file(destination)
     return ExportReport(
         path=destination,
-        sha256=_hash(files),
-        bytes=sum(file.stat().st_size for file in files),
+        sha256=sha256_of_graph(destination),
+        bytes=graph_bytes(destination),
         opset=opset,
         nodes=nodes,
         seconds=time.perf_counter() - start,
         least_cosine=cosine,
         largest_error=largest,
-        external=external,
+        external=external if external.exists() else None,
     )
 
 
@@ -183,26 +182,6 @@ def _metadata(model: onnx_ir.Model) -> Iterator[dict[str, str]]:
             yield output.metadata_props
 
 
-def _check_contract(model: onnx_ir.Model, source: EncoderSource, opset: int) -> dict[str, int]:
-    """Nodes by operator, after names, shapes and operator sets were checked."""
-    graph = model.graph
-    foreign = sorted({f"{node.domain}::{node.op_type}" for node in graph if node.domain not in ("", "ai.onnx")})
-    foreign += [f"function {name}" for name in model.functions]
-    if foreign:
-        raise ExportError("the graph holds operators outside the ONNX standard", value=foreign, limit="standard only")
-    if graph.opset_imports.get("") != opset:
-        raise ExportError("the graph has another opset", value=graph.opset_imports.get(""), limit=f"{opset}")
-    found = {str(value.name): _shape(value) for value in (*graph.inputs, *graph.outputs)}
-    wanted = {"input_ids": "INT32 [b, L]", "length": "INT32 [b, 1]", OUTPUT: f"FLOAT [b, {source.dim}]"}
-    if found != wanted:
-        raise ExportError("the graph breaks the lanes' contract", value=found, limit=str(wanted))
-    return dict(Counter(node.op_type for node in graph).most_common())
-
-
-def _shape(value: onnx_ir.Value) -> str:
-    return f"{value.dtype} [{', '.join(str(size) for size in value.shape or ())}]"
-
-
 def _compare(path: Path, encoder: ContractEncoder, source: EncoderSource) -> tuple[float, float]:
     """Smallest cosine and largest absolute difference between the file and the torch module, over `_COMPARED`."""
     import numpy as np
@@ -244,12 +223,3 @@ def _session(path: Path) -> Any:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-
-
-def _hash(files: list[Path]) -> str:
-    total = hashlib.sha256()
-    for path in files:
-        with path.open("rb") as file:
-            while block := file.read(1 << 20):
-                total.update(block)
-    return total.hexdigest()

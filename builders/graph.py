@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from builders.errors import FuseError
 from builders.fuse import FuseReport, block_outputs, default_steps, fuse, list_steps
+from builders.fuse.step import LIST
 from builders.precision import Precision, PrecisionReport, convert
 from builders.rounding import round_fp16_casts
 from builders.source import EncoderSource
@@ -58,7 +59,7 @@ def recipe_for(target: str, precision: Precision, only: Sequence[str] = (), skip
     """
     known = [step.name for step in list_steps()]
     if unknown := [name for name in (*only, *skip) if name not in known]:
-        raise FuseError("no such fusion step", value=unknown, limit=f"steps: {', '.join(known)}", remedy="see --list")
+        raise FuseError("no such fusion step", value=unknown, limit=f"steps: {', '.join(known)}", remedy=LIST)
     chosen = [name for name in known if name in only] if only else [step.name for step in default_steps(target)]
     return Recipe(target, tuple(name for name in chosen if name not in skip), precision)
 

@@ -53,7 +53,8 @@ def make_gate(
             tokenise=tokenise,
             datasets=tuple(data),
             accuracy_loss=settings.objectives.accuracy_loss,
-            widths={length: batch for length, batch in FINE_WIDTHS.items() if length <= plan.positions},
+            widths={length: batch for length, batch in FINE_WIDTHS.items() if length < plan.buckets[-1].length}
+            | {bucket.length: bucket.batch for bucket in plan.buckets},
         ),
     )
 

@@ -126,6 +126,8 @@ class Manifest(Facts):
     """Activation memory by bucket model, bytes."""
     accuracy: tuple[Accuracy, ...] = ()
     """The accuracy table."""
+    gate: dict[str, Any] = {}
+    """What the accuracy gate judged with: data and limit; empty when it was left out."""
     export: dict[str, Any] = {}
     """The exporter's report."""
     serving_sha256: str

@@ -67,15 +67,17 @@ class VersionParts:
 
 
 def find_version(repository: Path, fingerprint: str) -> int | None:
-    """The newest complete version with this fingerprint, or None."""
+    """The newest whole version with this fingerprint, or None."""
     for version in reversed(published_versions(repository)):
         try:
             manifest = read_manifest(repository, version)
-            check_complete(repository, version, manifest)
+            if manifest.fingerprint != fingerprint:
+                continue
+            # With the content: what was damaged is not up to date, and building again is the remedy that is told.
+            check_complete(repository, version, manifest, hashes=True)
         except ManifestError:
             continue
-        if manifest.fingerprint == fingerprint:
-            return version
+        return version
     return None
 
 

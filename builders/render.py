@@ -19,7 +19,7 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as proto
 
 from builders.bucket import Bucket, BucketPlan, plan_buckets, plan_built
-from builders.errors import SettingsError
+from builders.errors import ManifestError, SettingsError
 from builders.manifest import ENTRY, Manifest, read_manifest
 from builders.settings import DeploySettings, LevelSettings
 from builders.source import EncoderSource
@@ -56,7 +56,18 @@ def facts_of_source(settings: DeploySettings, source: EncoderSource) -> VersionF
 
 
 def facts_of_manifest(settings: DeploySettings, manifest: Manifest) -> VersionFacts:
-    """The facts of a version that was published, perhaps with other settings."""
+    """The facts of a version that was published, perhaps with other settings.
+
+    Raises:
+        ManifestError: its engines are of another kind than the settings serve.
+    """
+    if manifest.engine != settings.engine.kind:
+        raise ManifestError(
+            "the version's engines are of another kind than engine.kind",
+            value=manifest.engine,
+            limit=settings.engine.kind,
+            remedy="serve it with the settings it was built with, or make build-engines",
+        )
     plan = plan_built(settings, manifest.buckets, positions=manifest.positions, max_tokens=manifest.max_tokens)
     return VersionFacts(dim=manifest.output.size, pad_id=manifest.pad_id, plan=plan)
 

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast, get_args
 
-from builders.engine import graph_target, make_tokenizer, reference_graph, save_graph, target_of, throttled
+from builders.build import graph_cache
+from builders.engine import describe_plans, graph_target, make_tokenizer, reference_graph, target_of, throttled
 from builders.errors import CompileError, PrecisionError
 from builders.graph import make_graph, recipe_for, runner_of
+from builders.graph_file import save_graph
 from builders.judge import datasets, find_cause, make_gate
 from builders.precision import Precision
 from builders.render import bucket_plan
@@ -67,6 +69,7 @@ def run_verify(
     Raises:
         BuilderError: the graph cannot be made, or the data cannot be read.
     """
+    cache = graph_cache(cache)
     chosen = _precision(precision or settings.engine.precision)
     source = open_source(settings.model)
     plan = bucket_plan(settings, source)
@@ -100,7 +103,7 @@ def run_plan(
     source = open_source(settings.model)
     plan = bucket_plan(settings, source)
     recipe = recipe_for(graph_target(tensorrt), settings.engine.precision, (), skip)
-    reference, _ = reference_graph(source, None, cache, progress)
+    reference, _ = reference_graph(source, None, graph_cache(cache), progress)
     made = make_graph(reference, source, recipe, longest=plan.buckets[-1].length, gate=None, progress=progress)
     graph = save_graph(made.model, output / "model.onnx")
     compiled = compile_plan(
@@ -112,21 +115,11 @@ def run_plan(
         progress=throttled(progress),
     )
     yield f"{_named(compiled.fingerprint)}: {len(compiled.plans)} plan(s) in {compiled.seconds:.1f} s"
-    for made_plan in compiled.plans:
-        listing = output / f"{made_plan.path.stem}.layers.json"
-        listing.write_text(json.dumps(made_plan.listing.to_json(), indent=2) + "\n", encoding="utf-8")
-        lengths = ", ".join(str(shape.length) for shape in made_plan.profiles)
-        yield f"{made_plan.path}: buckets {lengths}, {made_plan.bytes / 1e6:.1f} MB, layers in {listing}"
-        counts = made_plan.counts
-        fused = {
-            "attention": counts.attention,
-            "layer norm with residual": counts.layer_norm_residual,
-            "GELU with bias": counts.gelu_bias,
-            "merged QKV": counts.qkv,
-        }
-        yield f"  {counts.layers} layers; " + ", ".join(f"{name} {f.found}/{f.sites}" for name, f in fused.items())
-        if counts.opaque:
-            yield f"  {counts.opaque} layers do not say what they compute: what is not found above may still be fused"
+    yield from describe_plans(compiled)
+    for part in compiled.plans:
+        listing = output / f"{part.path.stem}.layers.json"
+        listing.write_text(json.dumps(part.listing.to_json(), indent=2) + "\n", encoding="utf-8")
+        yield f"layers of {part.path}: {listing}"
 
 
 def _named(fingerprint: Mapping[str, object]) -> str:

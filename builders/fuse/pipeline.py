@@ -18,7 +18,7 @@ from builders.fuse.positions import Positions
 from builders.fuse.qkv import MergeQkv
 from builders.fuse.scale import ScaleMask
 from builders.fuse.sites import count_sites
-from builders.fuse.step import TARGETS, Context, Step, Target
+from builders.fuse.step import LIST, TARGETS, Context, Step, Target
 from builders.fuse.table import check_sites, expected_sites
 
 Gate = Callable[[ir.Model, ir.Model, str], None]
@@ -210,7 +210,7 @@ def _check_operators(model: ir.Model, target: Target, chosen: Sequence[Step]) ->
 def _choose(steps: Sequence[Step], only: Sequence[str], skip: Sequence[str]) -> tuple[Step, ...]:
     known = {step.name: step for step in (*_STEPS, *steps)}
     if unknown := [name for name in (*only, *skip) if name not in known]:
-        raise FuseError("no such fusion step", value=unknown, limit=f"steps: {', '.join(known)}", remedy="see --list")
+        raise FuseError("no such fusion step", value=unknown, limit=f"steps: {', '.join(known)}", remedy=LIST)
     if only:
         # In the steps' own order, whatever the order on the command line.
         steps = [step for name, step in known.items() if name in only]

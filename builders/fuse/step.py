@@ -9,6 +9,8 @@ from typing import Protocol
 
 import onnx_ir as ir
 
+LIST = "see `python -m builders build --list`"
+
 
 @dataclass(frozen=True)
 class Target:

@@ -140,6 +140,8 @@ class EngineSettings(Section):
     """Largest batch the engine is built for, tokens: a bucket of L takes min(max_batch, max_batch_tokens / L) texts."""
     batch_steps: tuple[Count, ...] = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32)
     """Batch sizes that get a CUDA graph and a warm-up run; a bucket keeps those up to its own largest batch."""
+    memory_limit_mb: Annotated[Integer, Field(ge=16, le=1_000_000)] | None = None
+    """Most workspace TensorRT may use while it compiles, MiB; left out, all there is (`tensorrt` only)."""
     gpus: tuple[Annotated[Integer, Field(ge=0, le=63)], ...] = Field(default=(0,), min_length=1)
     """GPU numbers of the bucket models (`tensorrt` only)."""
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from builders.errors import CompileError
+from builders.graph_file import EXTERNAL_ABOVE, load_graph, save_graph
 from builders.tensorrt.adapter import ProfileShape, TensorRT, open_tensorrt
 from builders.tensorrt.layers import LayerCounts, LayerListing, parse_inspector, parse_log
 from builders.tensorrt.log import BuildLog, Steps
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     import onnx_ir
 
 _ACTIVATIONS = re.compile(r"Total Activation Memory: (\d+)")  # 8.6 leaves the unit out
-# ONNX files end at 2 GiB; weights above this go beside the lowered graph (as in builders/export.py).
-_EXTERNAL_ABOVE = 2_000_000_000
 
 
 @dataclass(frozen=True)
@@ -98,22 +97,19 @@ def compile_plan(
 
     Raises:
         CompileError: no TensorRT, a graph it cannot read, or no plan; no plan file was changed.
+        ExportError: the file is no ONNX graph, or lacks its data.
     """
-    import onnx_ir as ir
-
     _check(profiles)
     start = time.perf_counter()
     native = tensorrt or open_tensorrt()
-    model = ir.load(onnx)
+    model = load_graph(onnx)
     lowered = lower(model, native.capabilities)
     whole = native.capabilities.profile_memory_per_context
     groups = [tuple(profiles)] if whole else [(profile,) for profile in profiles]
     log, plans, kept = BuildLog(), [], False
     plan_path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=plan_path.parent, prefix=f".{plan_path.name}.") as folder:
-        graph = Path(folder) / "lowered.onnx"
-        weights = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value)
-        ir.save(model, graph, external_data="lowered.onnx.data" if weights > _EXTERNAL_ABOVE else None)
+        graph = save_graph(model, Path(folder) / "lowered.onnx", external_above=EXTERNAL_ABOVE)
         build = _Build(native, graph, model, timing_cache, memory_limit_bytes, progress)
         drafts = []
         for number, group in enumerate(groups):

@@ -28,8 +28,8 @@ class ParityLine:
 LINES: Mapping[str, ParityLine] = MappingProxyType(
     {
         "fp32": ParityLine(cosine=0.99999, channel_error=0.005),
-        # A healthy FP16 plan of TensorRT 8.6, which adds up in FP16, reached 0.08 on an H200 (docs/measurements/); norms
-        # computed in FP16 beside a channel x 500 are far above.
+        # A healthy FP16 plan of TensorRT 8.6, which adds up in FP16, reached 0.08 on an H200 (docs/measurements/); FP16
+        # norms beside a channel x 500 are far above.
         "fp16": ParityLine(cosine=0.9998, channel_error=0.1),
         "bf16": ParityLine(cosine=0.995, channel_error=0.2),
         "fp8": ParityLine(cosine=0.98, channel_error=0.5),

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from builders.errors import BuilderError
+from builders.graph_file import map_weights, save_graph, weight_bytes
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -89,6 +90,7 @@ class OnnxRunner:
 
     Raises:
         VerifyError: a value is not in the graph, or ONNX Runtime does not take the graph.
+        ExportError: the graph names a file of weights that cannot be read.
     """
 
     def __init__(
@@ -127,6 +129,7 @@ def _exposed(model: onnx_ir.Model, blocks: Mapping[str, str]) -> onnx_ir.Model:
     import onnx_ir
 
     copy = model.clone()
+    map_weights(copy)  # a graph in memory has no folder that a data file could lie in
     values = {value.name: value for node in copy.graph for value in node.outputs}
     values |= {value.name: value for value in copy.graph.inputs}
     if OUTPUT not in {value.name for value in copy.graph.outputs}:
@@ -153,13 +156,10 @@ def _exposed(model: onnx_ir.Model, blocks: Mapping[str, str]) -> onnx_ir.Model:
 def _session(onnxruntime: Any, model: onnx_ir.Model, options: Any) -> Any:
     import onnx_ir
 
-    tensors = [value.const_value for value in model.graph.initializers.values()]
-    weights = sum(tensor.nbytes for tensor in tensors if tensor is not None)
-    if weights < _IN_MEMORY:
+    if weight_bytes(model) < _IN_MEMORY:
         content = cast(Any, onnx_ir.to_proto(model)).SerializeToString()
         return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     with tempfile.TemporaryDirectory(prefix="verify.") as folder:
-        path = Path(folder) / "model.onnx"
-        onnx_ir.save(model, path, external_data="model.onnx.data")
+        path = save_graph(model, Path(folder) / "model.onnx", external_above=0)
         # The session has read its weights when the constructor returns.
         return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])

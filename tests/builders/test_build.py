@@ -34,7 +34,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: list[str]) -> B
     onnx.write_text("graph")
     tokenizer.write_text("tokenizer")
     report = BuildReport("m", "0", "fp32", "2026-01-01T00:00:00+00:00", "here")
-    engines = Engines(tokenizer, onnx, {"export": {"opset": 20}}, report)
+    engines = Engines(tokenizer, onnx, {"export": {"opset": 20}}, report, tmp_path / "reports")
     monkeypatch.setattr("builders.build.make_engines", lambda *_: engines)
 
     def run(**sections: object) -> BuildResult:
@@ -153,7 +153,7 @@ def test_leftovers_of_an_interrupted_build_removed_and_told(make: Build, steps: 
 
 def test_build_refused_when_another_holds_the_repository(make: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     first = make()
-    monkeypatch.setattr("builders.build.repository_lock", lambda path: repository_lock(path, wait_s=0.2))
+    monkeypatch.setattr("builders.build.repository_lock", lambda path, wait_s: repository_lock(path, wait_s=0.2))
     with repository_lock(first.repository), pytest.raises(PublishError, match=r"another build.*process \d+"):
         make(buckets=[16, 512])
     assert make(buckets=[16, 512]).version == 2

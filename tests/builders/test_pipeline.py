@@ -10,9 +10,10 @@ import onnx_ir as ir
 import pytest
 
 from builders.build import BuildOptions, build
-from builders.errors import BuilderError, ExportError
+from builders.errors import BuilderError, ExportError, ManifestError
 from builders.fuse import Context, Step, pipeline
 from builders.manifest import read_manifest
+from builders.render import facts_of_manifest
 from builders.settings import DeploySettings, load_settings
 from builders.verification import run_plan, run_verify
 from builders.verify.gate import GateError
@@ -141,3 +142,61 @@ def test_plan_of_production_built_by_rtx_with_every_fusion(tmp_path: Path) -> No
 def test_skipped_step_leaves_its_sites_apart(deployment: DeploySettings, data: Path) -> None:
     result = build(deployment, CACHE, lambda _: None, BuildOptions(skip=("qkv",), data=data, gate=False))
     assert "qkv" not in read_manifest(result.repository, result.version).steps
+
+
+def test_damaged_version_is_not_up_to_date(deployment: DeploySettings) -> None:
+    first = build(deployment, CACHE, lambda _: None, BuildOptions(gate=False))
+    graph = first.repository / "encoder_16" / str(first.version) / "model.onnx"
+    # Another file: the lanes' are links to one.
+    content = bytearray(graph.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    graph.unlink()
+    graph.write_bytes(content)
+    again = build(deployment, CACHE, lambda _: None, BuildOptions(gate=False))
+    assert again.built
+    assert again.version == first.version + 1
+
+
+def test_data_is_read_before_anything_else(deployment: DeploySettings, data: Path, tmp_path: Path) -> None:
+    build(deployment, CACHE, lambda _: None, BuildOptions(data=data))
+    with pytest.raises(BuilderError, match=r"none\.csv"):
+        build(deployment, CACHE, lambda _: None, BuildOptions(data=tmp_path / "none.csv"))
+
+
+def test_version_judged_again_when_the_data_change(deployment: DeploySettings, data: Path, tmp_path: Path) -> None:
+    first = build(deployment, CACHE, lambda _: None, BuildOptions(data=data))
+    other = tmp_path / "other.jsonl"
+    other.write_text("\n".join(data.read_text(encoding="utf-8").splitlines()[:40]), encoding="utf-8")
+    second = build(deployment, CACHE, lambda _: None, BuildOptions(data=other))
+    assert (second.built, second.version) == (True, first.version + 1)
+
+
+def test_failed_gate_leaves_a_report(deployment: DeploySettings, data: Path, planted: Step, tmp_path: Path) -> None:
+    cache = tmp_path / "work" / "cache"
+    with pytest.raises(GateError):
+        build(deployment, cache, lambda _: None, BuildOptions(data=data))
+    (folder,) = (tmp_path / "work" / "reports").iterdir()
+    report = read_report(folder)
+    assert report.version is None
+    assert report.gate is not None
+    assert not report.gate.passed
+
+
+def test_damaged_reference_is_exported_again(deployment: DeploySettings, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    build(deployment, cache, lambda _: None, BuildOptions(gate=False))
+    (reference,) = cache.glob("*/*-fp32/model.onnx")
+    content = bytearray(reference.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    reference.write_bytes(content)
+    said: list[str] = []
+    build(deployment, cache, said.append, BuildOptions(gate=False, skip=("clean",)))
+    assert any(line.startswith("exporting") for line in said)
+
+
+def test_version_of_another_engine_not_rendered(deployment: DeploySettings) -> None:
+    result = build(deployment, CACHE, lambda _: None, BuildOptions(gate=False))
+    manifest = read_manifest(result.repository, result.version)
+    native = deployment.model_copy(update={"engine": deployment.engine.model_copy(update={"kind": "tensorrt"})})
+    with pytest.raises(ManifestError, match="'onnxruntime'; limit: tensorrt"):
+        facts_of_manifest(native, manifest)

@@ -214,7 +214,7 @@ def test_plans_with_another_profile_of_one_bucket_refused_side_by_side(
     settings: DeploySettings, profiles: tuple[int, int]
 ) -> None:
     native = settings.model_copy(update={"engine": settings.engine.model_copy(update={"kind": "tensorrt"})})
-    made = [manifest(lengths=(16, 64)), manifest(lengths=(64, 128))]
+    made = [manifest(lengths=lengths).model_copy(update={"engine": "tensorrt"}) for lengths in ((16, 64), (64, 128))]
     facts = {version: facts_of_manifest(native, made[profile]) for version, profile in enumerate(profiles, start=1)}
     with pytest.raises(BuilderError, match="encoder_64 has another profile in each version"):
         render_versions(native, facts, 1)

@@ -9,9 +9,16 @@ import pytest
 
 from builders.precision import convert
 from builders.tensorrt.adapter import TensorRT, open_tensorrt
-from tests.builders.conftest import minilm_onnx, minilm_report, minilm_source
+from tests.builders.conftest import (
+    minilm_onnx,
+    minilm_report,
+    minilm_source,
+    small_external,
+    small_onnx,
+    small_source,
+)
 
-__all__ = ["minilm_onnx", "minilm_report", "minilm_source"]
+__all__ = ["minilm_onnx", "minilm_report", "minilm_source", "small_external", "small_onnx", "small_source"]
 
 
 @pytest.fixture(scope="session")

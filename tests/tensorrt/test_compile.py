@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from pathlib import Path
 
 import onnx_ir as ir
 import pytest
+from onnx_ir.passes.common import ShapeInferencePass
 
-from builders.errors import CompileError
+from builders.errors import CompileError, ExportError
+from builders.fuse import fuse
+from builders.graph_file import load_graph, save_graph
 from builders.precision import convert
 from builders.tensorrt.adapter import ProfileShape, TensorRT
 from builders.tensorrt.compile import CompileReport, compile_plan
@@ -104,6 +108,47 @@ def test_plan_stays_when_profile_does_not_fit_the_graph(rtx: TensorRT, tmp_path:
     with pytest.raises(CompileError, match=r"made no plan.*17"):
         compile_plan(tmp_path / "model.onnx", [ProfileShape(17, 4)], tmp_path / "model.plan", tensorrt=rtx)
     assert not (tmp_path / "model.plan").exists()
+
+
+def test_plan_holds_the_weights_when_they_lie_beside_the_graph(
+    small_onnx: Path, small_external: Path, rtx: TensorRT, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved = shutil.copytree(small_external.parent, tmp_path / "moved") / "model.onnx"
+    reports = {}
+    for name, path, above in (("inside", small_onnx, 10**9), ("beside", moved, 0)):
+        monkeypatch.setattr("builders.tensorrt.compile.EXTERNAL_ABOVE", above)
+        model = load_graph(path)
+        fuse(model, family="bert", layers=3, target="tensorrt-rtx")
+        ShapeInferencePass()(model)
+        convert(model, "fp16")
+        graph = save_graph(model, tmp_path / name / "graph.onnx", external_above=above)
+        plan = graph.with_name("model.plan")
+        reports[name] = compile_plan(graph, [ProfileShape(16, 4), ProfileShape(64, 2)], plan, tensorrt=rtx)
+        assert ".data" in graph.read_bytes().decode("latin-1") or name == "inside"
+    (inside,), (beside,) = reports["inside"].plans, reports["beside"].plans
+    assert beside.counts == inside.counts
+    assert beside.listing == inside.listing
+    # The same constants are in both: a plan without its weights would be a tenth of it.
+    assert beside.bytes == pytest.approx(inside.bytes, rel=0.01)
+    assert sorted(path.name for path in (tmp_path / "beside").iterdir()) == [
+        "graph.onnx",
+        "graph.onnx.data",
+        "model.plan",
+    ]
+
+
+def test_weights_are_lowered_with_the_graph_when_it_is_written_into_one_file(
+    small_external: Path, rtx: TensorRT, tmp_path: Path
+) -> None:
+    report = compile_plan(small_external, [ProfileShape(16, 4)], tmp_path / "model.plan", tensorrt=rtx)
+    assert report.plans[0].bytes > 100_000
+
+
+def test_refused_when_the_data_beside_the_graph_is_missing(small_external: Path, rtx: TensorRT, tmp_path: Path) -> None:
+    graph = Path(shutil.copy(small_external, tmp_path))
+    with pytest.raises(ExportError, match=r"data cannot be read.*model\.onnx\.data"):
+        compile_plan(graph, [ProfileShape(16, 4)], tmp_path / "model.plan", tensorrt=rtx)
+    assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
 
 
 @pytest.mark.parametrize("profiles", [[], [ProfileShape(16, 0)], [ProfileShape(16, 1), ProfileShape(16, 2)]])
