@@ -6,6 +6,7 @@
 * `source`    where the model is and what it says of itself
 * `tiling`    a longer position table for a model that has a short one
 * `encoder`, `export`  the ONNX graph with the lanes' contract
+* `graph_file` graphs as files, their weights inside or beside
 * `render`    every config.pbtxt
 * `publish`   a version of the repository, complete or absent
 * `server`    a real tritonserver from the wheel

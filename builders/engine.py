@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from builders.bucket import BucketPlan
-from builders.errors import BuilderError, CompileError, ExportError
+from builders.errors import CompileError
 from builders.graph import MadeGraph, Recipe, make_graph, runner_of
 from builders.graph_file import check_contract, graph_bytes, load_graph, save_graph, sha256_of_graph
 from builders.judge import accuracy_rows, make_gate
@@ -206,13 +206,8 @@ def _read_report(path: Path) -> dict[str, Any] | None:
 
 
 def _given_graph(path: Path, source: EncoderSource) -> onnx_ir.Model:
-    try:
-        model = load_graph(path)
-    except BuilderError:
-        raise
-    except Exception as error:  # protobuf and onnx_ir each raise their own kinds
-        raise ExportError(f"the file is no ONNX graph: {error}", value=str(path), remedy="correct --onnx") from None
-    check_contract(model, dim=source.dim)
+    model = load_graph(path)
+    check_contract(model, dim=source.dim, positions=source.positions)
     return model
 
 

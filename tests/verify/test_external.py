@@ -16,15 +16,15 @@ IDS = np.array([[5, 6, 7, 8], [9, 10, 0, 0]], np.int32)
 LENGTH = np.array([[4], [2]], np.int32)
 
 
-@pytest.mark.parametrize("in_memory", [0, 10**9], ids=["through a folder", "in memory"])
+@pytest.mark.parametrize("limit", [0, 10**9], ids=["through a folder", "in memory"])
 def test_answers_are_the_same_when_weights_lie_beside_the_graph(
-    tiny: onnx_ir.Model, blocks: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_memory: int
+    tiny: onnx_ir.Model, blocks: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int
 ) -> None:
     expected = OnnxRunner(tiny, blocks, threads=1).run(IDS, LENGTH)
     # Not `load_graph`: its tensors still name the file.
     model = onnx_ir.load(save_graph(tiny, tmp_path / "model.onnx", external_above=0))
     assert (tmp_path / "model.onnx.data").exists()
-    monkeypatch.setattr("builders.verify.runner._IN_MEMORY", in_memory)
+    monkeypatch.setattr("builders.verify.runner.EXTERNAL_ABOVE", limit)
     runner = OnnxRunner(model, blocks, threads=1)
     for path in tmp_path.iterdir():
         path.unlink()

@@ -97,8 +97,9 @@ def parity(options: argparse.Namespace, runner: PlanRunner, lengths: list[int]) 
         got = runner.run(ids, length)[OUTPUT].astype(float)
         want = answers.run(ids, length)[OUTPUT].astype(float)
         real = length[:, 0] > 0
-        cosine = (got * want).sum(-1) / np.linalg.norm(got, axis=-1) / np.maximum(np.linalg.norm(want, axis=-1), 1e-30)
-        print(f"{cosine[real].min():.7f}  {case}  {'all finite' if np.isfinite(got).all() else 'NOT FINITE'}")
+        norms = np.linalg.norm(got[real], axis=-1) * np.linalg.norm(want[real], axis=-1)
+        cosine = (got[real] * want[real]).sum(-1) / norms
+        print(f"{cosine.min():.7f}  {case}  {'all finite' if np.isfinite(got).all() else 'NOT FINITE'}")
     report = compare(answers, runner, answers.cases, answers.stream, LINES["fp16"])
     print("\n".join(describe(report)), report.summary(), sep="\n", flush=True)
 
