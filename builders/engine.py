@@ -24,7 +24,9 @@ from builders.tensorrt.adapter import ProfileShape, TensorRT, open_tensorrt
 from builders.tensorrt.compile import CompileReport, compile_plan
 from builders.verify.data import Dataset
 from builders.verify.gate import Gate, GateError, GateReport, require
+from builders.verify.plan_runner import PlanRunner
 from builders.verify.report import BuildReport, ProfileRow, StepRow, write_report
+from builders.verify.runner import Runner
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -138,17 +140,21 @@ def make_engines(
     reference, exported = reference_graph(source, options.onnx, work.cache, progress)
     progress(f"fusing for {recipe.target}: {', '.join(recipe.steps) or 'no steps'}")
     gate = make_gate(settings, plan, tokenizer, reference, data) if options.gate else None
+    compiled = None
     try:
         made = make_graph(reference, source, recipe, longest=plan.buckets[-1].length, gate=gate, progress=progress)
-        judged = _judge(gate, made, recipe, progress)
+        judged = _judge(gate, runner_of(made.model, recipe.precision), recipe, "the graph", progress)
+        graph = save_graph(made.model, work.own / "model.onnx")
+        if settings.engine.kind == "tensorrt":
+            compiled = _compile(settings, plan, graph, work, progress)
+            # What is published is what was judged: the CPU's view of the graph is not the plan's.
+            judged = _judge_plans(gate, plan, compiled, recipe, progress)
     except GateError as error:
         failed = _build_report(source, recipe, exported, None, None, error.report, None)
         folder = report_folder(work.reports, failed, "failed")
         write_report(folder, failed)
         progress(f"report: {folder / 'report.html'}")
         raise
-    graph = save_graph(made.model, work.own / "model.onnx")
-    compiled = _compile(settings, plan, graph, work, progress) if settings.engine.kind == "tensorrt" else None
     facts: dict[str, Any] = {"export": exported, "accuracy": accuracy_rows(judged) if judged else ()}
     files: Path | Mapping[str, Path] = graph
     listings: dict[str, Any] = {}
@@ -211,15 +217,25 @@ def _given_graph(path: Path, source: EncoderSource) -> onnx_ir.Model:
     return model
 
 
-def _judge(gate: Gate | None, made: MadeGraph, recipe: Recipe, progress: Progress) -> GateReport | None:
+def _judge(gate: Gate | None, candidate: Runner, recipe: Recipe, what: str, progress: Progress) -> GateReport | None:
     if gate is None:
         return None
-    progress("accuracy gate: parity in every bucket, then the task metric (a minute or two)")
-    report = gate.run(runner_of(made.model, recipe.precision), recipe.precision)
+    progress(f"accuracy gate on {what}: parity in every bucket, then the task metric (a minute or two)")
+    report = gate.run(candidate, recipe.precision)
     progress(f"  {report.parity.summary()}")
     for metric in report.metrics:
         progress(f"  {metric.summary()}")
-    return require(report, "the build")
+    return require(report, what)
+
+
+def _judge_plans(
+    gate: Gate | None, plan: BucketPlan, compiled: CompileReport, recipe: Recipe, progress: Progress
+) -> GateReport | None:
+    if gate is None:
+        return None
+    files, buckets = plan_files(plan, compiled), plan_buckets_of(plan, compiled)
+    with PlanRunner({bucket.length: (files[bucket.model], bucket.index) for bucket in buckets}) as runner:
+        return _judge(gate, runner, recipe, "the plan", progress)
 
 
 def _compile(settings: DeploySettings, plan: BucketPlan, graph: Path, work: Work, progress: Progress) -> CompileReport:

@@ -9,12 +9,19 @@ from typing import Any
 import onnx_ir as ir
 import pytest
 
+from builders.bucket import BucketPlan
 from builders.build import BuildOptions, build
 from builders.errors import BuilderError, ExportError, ManifestError
 from builders.fuse import Context, Step, pipeline
-from builders.manifest import read_manifest
+from builders.graph import runner_of
+from builders.graph_file import load_graph
+from builders.manifest import Machine, read_manifest
 from builders.render import facts_of_manifest
 from builders.settings import DeploySettings, load_settings
+from builders.tensorrt.adapter import ProfileShape
+from builders.tensorrt.compile import CompileReport, PlanReport
+from builders.tensorrt.layers import Fused, LayerCounts, LayerListing
+from builders.tensorrt.lower import LowerReport
 from builders.verification import run_plan, run_verify
 from builders.verify.gate import GateError
 from builders.verify.report import read_report
@@ -200,3 +207,86 @@ def test_version_of_another_engine_not_rendered(deployment: DeploySettings) -> N
     native = deployment.model_copy(update={"engine": deployment.engine.model_copy(update={"kind": "tensorrt"})})
     with pytest.raises(ManifestError, match="'onnxruntime'; limit: tensorrt"):
         facts_of_manifest(native, manifest)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A machine with a GPU and TensorRT 8.6 in all but the compiler: one plan a bucket, run as the graph would be."""
+    machine = Machine(gpu="NVIDIA H200", compute_capability="9.0", tensorrt="8.6.0")
+    state: dict[str, Any] = {"graph": None, "plans": None, "spoil": 1.0}
+
+    def compiled(settings: DeploySettings, plan: BucketPlan, graph: Path, *_: object) -> CompileReport:
+        state["graph"] = load_graph(graph)
+        counts = LayerCounts(4, 1, Fused(0, 6), Fused(0, 13), Fused(0, 6), Fused(0, 6))
+        plans = []
+        for bucket in plan.buckets:
+            path = graph.with_name(f"model_{bucket.length}.plan")
+            path.write_text(f"plan of {bucket.length}", encoding="utf-8")
+            shape = ProfileShape(bucket.length, bucket.batch)
+            plans.append(PlanReport(path, "0", 9, (shape,), 1.0, counts, LayerListing(()), "inspector", (1000,), 1000))
+        return CompileReport({}, tuple(plans), LowerReport(17, {}), (), False, 1.0)
+
+    class Runner:
+        def __init__(self, plans: dict[int, tuple[Path, int]]):
+            state["plans"] = plans
+            self._runner = runner_of(state["graph"], "fp16")
+
+        def __enter__(self) -> Runner:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def run(self, input_ids: Any, length: Any) -> Any:
+            answers = dict(self._runner.run(input_ids, length))
+            answers["EMBEDDING"] = answers["EMBEDDING"].copy()
+            answers["EMBEDDING"][:, 0] *= state["spoil"]
+            return answers
+
+    monkeypatch.setattr("builders.build.target_of", lambda _: "tensorrt-8.6")
+    monkeypatch.setattr("builders.build.this_machine", lambda: machine)
+    monkeypatch.setattr("builders.engine.this_machine", lambda: machine)
+    monkeypatch.setattr("builders.engine._compile", compiled)
+    monkeypatch.setattr("builders.engine.PlanRunner", Runner)
+    return state
+
+
+@pytest.fixture
+def native(deployment: DeploySettings) -> DeploySettings:
+    engine = deployment.engine.model_copy(update={"kind": "tensorrt", "precision": "fp16"})
+    return deployment.model_copy(update={"engine": engine})
+
+
+def test_plans_published_for_tritons_own_backend(native: DeploySettings, data: Path, gpu: dict[str, Any]) -> None:
+    result = build(native, CACHE, lambda _: None, BuildOptions(data=data))
+    manifest = read_manifest(result.repository, result.version)
+    assert manifest.steps == ("layer_norm", "gelu", "clean", "positions", "scale_mask", "fp16")
+    assert str(manifest.machine) == "NVIDIA H200 (compute capability 9.0), TensorRT 8.6.0"
+    assert [(bucket.length, bucket.index) for bucket in manifest.buckets] == [(16, 0), (64, 0)]
+    assert sorted(gpu["plans"]) == [16, 64]
+    for length in (16, 64):
+        folder = result.repository / f"encoder_{length}"
+        assert [path.name for path in (folder / str(result.version)).iterdir()] == ["model.plan"]
+        assert (folder / str(result.version) / "model.plan").read_text(encoding="utf-8") == f"plan of {length}"
+        assert 'profile: "0"' in (folder / "config.pbtxt").read_text(encoding="utf-8")
+    assert result.report is not None
+    assert (result.report / "model_64.layers.json").exists()
+
+
+def test_plan_not_published_when_it_answers_otherwise_than_its_graph(
+    native: DeploySettings, data: Path, gpu: dict[str, Any]
+) -> None:
+    gpu["spoil"] = 30.0
+    with pytest.raises(GateError, match="the plan fails the accuracy gate"):
+        build(native, CACHE, lambda _: None, BuildOptions(data=data))
+    assert not list(native.repository.glob("encode/[0-9]*"))
+
+
+def test_plan_of_another_machine_is_another_version(
+    native: DeploySettings, gpu: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = build(native, CACHE, lambda _: None, BuildOptions(gate=False))
+    other = Machine(gpu="NVIDIA A100", compute_capability="8.0", tensorrt="8.6.0")
+    monkeypatch.setattr("builders.build.this_machine", lambda: other)
+    second = build(native, CACHE, lambda _: None, BuildOptions(gate=False))
+    assert (second.built, second.version) == (True, first.version + 1)
