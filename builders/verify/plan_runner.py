@@ -6,6 +6,7 @@ It runs under Python 3.10 too, the only one that TensorRT 8.6 has bindings for.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -92,7 +93,8 @@ class PlanRunner:
                     self._loaded[path] = _Loaded(native, self._runtime, path, self._log)
                 self._most(length, profile)
         except BaseException:
-            self.close()
+            with suppress(VerifyError):  # of a GPU in a bad state; the first error is the one to tell
+                self.close()
             raise
 
     def _most(self, length: int, profile: int) -> int:
@@ -164,7 +166,7 @@ class PlanRunner:
             raise VerifyError(f"the plan refuses {what}: {self._log.reason}", remedy="see TensorRT's words")
 
     def repeat(self) -> None:
-        """Queue the last batch once more, without copies and without waiting; for timing."""
+        """Queue the last batch (its last part) once more, without copies and without waiting; for timing."""
         if self._last is None:
             raise VerifyError("nothing was run", remedy="run a batch first")
         self._need(self._last.execute_async_v3(int(self.cuda.stream)), "the last batch again")
@@ -192,8 +194,9 @@ class PlanRunner:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Close."""
-        self.close()
+        """Close; what fails then does not hide an error that came first."""
+        with suppress(VerifyError) if error else nullcontext():
+            self.close()
 
 
 def padded(input_ids: Ids, width: int) -> Ids:

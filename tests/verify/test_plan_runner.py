@@ -122,6 +122,20 @@ def test_failed_cuda_call_is_named(driver: FakeDriver, tmp_path: Path) -> None:
             runner.run(*batch(8, width=8))
 
 
+def test_first_error_is_told_when_closing_fails_too(driver: FakeDriver, tmp_path: Path) -> None:
+    engines = {b"a": FakeEngine([(8, 4)])}
+    (path,) = write_plans(tmp_path, engines)
+    failing = PlanRunner({8: (path, 0)}, tensorrt=fake_tensorrt(engines))
+    driver.fail = "cuStreamDestroy"
+    with pytest.raises(ZeroDivisionError), failing:
+        raise ZeroDivisionError
+    driver.fail = ""
+    runner = PlanRunner({8: (path, 0)}, tensorrt=fake_tensorrt(engines))
+    driver.fail = "cuStreamDestroy"
+    with pytest.raises(VerifyError, match="cuStreamDestroy failed"):
+        runner.close()
+
+
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: list[str] = []
 

@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from builders.export import export_onnx
-from builders.fuse import fuse
+from builders.fuse import default_steps, fuse
 from builders.precision import Precision, convert
 from builders.settings import ModelSettings
 from builders.source import EncoderSource, open_source
@@ -24,20 +24,12 @@ TARGET = "tensorrt-8.6"
 
 
 def variant(
-    onnx: Path,
-    source: EncoderSource,
-    out: Path,
-    name: str,
-    precision: Precision,
-    skip: Sequence[str],
-    only: Sequence[str],
+    onnx: Path, source: EncoderSource, out: Path, name: str, precision: Precision, only: Sequence[str] = ()
 ) -> None:
     """Write NAME.onnx."""
     start = time.perf_counter()
     model = ir.load(onnx)
-    report = fuse(
-        model, family=source.family, layers=source.layers, target=TARGET, skip=skip, only=only, max_length=4096
-    )
+    report = fuse(model, family=source.family, layers=source.layers, target=TARGET, only=only, max_length=4096)
     convert(model, precision)
     ir.save(model, out / f"{name}.onnx")
     print(f"{name}: {report.nodes_after} nodes, {time.perf_counter() - start:.0f} s", flush=True)
@@ -79,7 +71,11 @@ def main() -> None:
     parser.add_argument("--buckets", nargs="+", default=["128:32", "256:32", "512:32", "1024:16", "2048:8"])
     parser.add_argument("--max-tokens", type=int, default=16384, help="largest mixed batch of parity, padded tokens")
     parser.add_argument("--without", nargs="*", default=[], help="fusion steps; a graph without each")
-    parser.add_argument("--with-qkv", action="store_true", help="also a graph with Q, K, V merged (off for 8.6)")
+    parser.add_argument(
+        "--with-qkv",
+        action="store_true",
+        help="also a graph with Q, K, V merged, which 8.6 leaves out by default; --without is then taken from it",
+    )
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     buckets = {int(length): int(batch) for length, batch in (pair.split(":") for pair in options.buckets)}
@@ -87,15 +83,14 @@ def main() -> None:
     source = open_source(ModelSettings(source=place, max_tokens=max(buckets)))
     onnx = options.out / "exported.onnx"
     print(f"exported: cosine to torch {export_onnx(source, onnx).least_cosine}", flush=True)
-    variant(onnx, source, options.out, "fused", "fp16", (), ())
-    variant(onnx, source, options.out, "fp32", "fp32", (), ())
-    for step in options.without:
-        variant(onnx, source, options.out, f"without-{step}", "fp16", (step,), ())
+    variant(onnx, source, options.out, "fused", "fp16")
+    variant(onnx, source, options.out, "fp32", "fp32")
+    steps = [step.name for step in default_steps(TARGET)]
     if options.with_qkv:
-        from builders.fuse import default_steps
-
-        steps = [step.name for step in default_steps(TARGET)]
-        variant(onnx, source, options.out, "with-qkv", "fp16", (), [*steps, "qkv"])
+        steps.append("qkv")
+        variant(onnx, source, options.out, "with-qkv", "fp16", steps)
+    for step in options.without:
+        variant(onnx, source, options.out, f"without-{step}", "fp16", [name for name in steps if name != step])
     vocabulary = len(json.loads((source.folder / "tokenizer.json").read_text())["model"]["vocab"])
     reference(onnx, source, options.out, buckets, options.max_tokens, vocabulary)
 

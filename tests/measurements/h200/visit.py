@@ -115,7 +115,7 @@ def shortened(options: argparse.Namespace, runner: PlanRunner, lengths: list[int
         print(f"L {width}: largest difference {np.abs(whole[OUTPUT] - cut[OUTPUT]).max():.3g}, block widths {shapes}")
 
 
-def latency(options: argparse.Namespace, runner: PlanRunner, lengths: list[int], vocabulary: int) -> None:
+def latency(options: argparse.Namespace, runner: PlanRunner, largest: dict[int, int], vocabulary: int) -> None:
     """Milliseconds of a run, without and with a CUDA graph: median by CUDA events, twice each."""
     random, cuda = np.random.default_rng(5), runner.cuda
     first, last = cuda.call("cuEventCreate", 0), cuda.call("cuEventCreate", 0)
@@ -131,8 +131,8 @@ def latency(options: argparse.Namespace, runner: PlanRunner, lengths: list[int],
         return float(np.median(times))
 
     relaxed = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
-    for length in lengths:
-        for size in options.sizes:
+    for length, most in largest.items():
+        for size in (size for size in options.sizes if size <= most):
             ids = random.integers(0, vocabulary, (size, length)).astype(np.int32)
             runner.run(ids, np.full((size, 1), length, np.int32))
             count = 300 if size * length <= 4096 else 80
@@ -193,7 +193,7 @@ def main() -> None:
         if "shortened" in options.what:
             shortened(options, runner, lengths)
         if "latency" in options.what:
-            latency(options, runner, lengths, facts["vocabulary"])
+            latency(options, runner, {length: largest[length] for length in lengths}, facts["vocabulary"])
         if "once" in options.what:
             once(runner, lengths[0], options.sizes[0])
 
