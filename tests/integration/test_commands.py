@@ -11,14 +11,22 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 from builders.ports import free_ports
 from tests.texts import mixed_texts
 from tests.tools.load import Call, open_loop
 from tests.tools.repositories import ROOT, settings_file
 
 
-def test_demo_prints_the_answers_and_stops_in_20_seconds_when_run_again(tmp_path: Path) -> None:
-    config = settings_file(tmp_path, "deploy.cpu.yaml")
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One repository for all commands: the first one builds it, with the accuracy gate, the others find it."""
+    return tmp_path_factory.mktemp("commands")
+
+
+def test_demo_prints_the_answers_and_stops_in_20_seconds_when_run_again(folder: Path) -> None:
+    config = settings_file(folder, "deploy.cpu.yaml")
     command = [sys.executable, "-m", "builders", "demo", "--config", str(config), "--cache", str(ROOT / "build/cache")]
     first = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=180)
     assert first.returncode == 0, first.stderr
@@ -33,9 +41,9 @@ def test_demo_prints_the_answers_and_stops_in_20_seconds_when_run_again(tmp_path
     assert re.search(r"0\.\d+ +Press Ctrl-C", nearest)
 
 
-def test_serve_answers_until_interrupted_and_leaves_nothing(tmp_path: Path) -> None:
+def test_serve_answers_until_interrupted_and_leaves_nothing(folder: Path) -> None:
     ports = free_ports()
-    config = settings_file(tmp_path, "deploy.cpu.yaml", buckets=[32, 512])
+    config = settings_file(folder, "deploy.cpu.yaml")
     command = [
         sys.executable, "-m", "builders", "serve", "--config", str(config), "--cache", str(ROOT / "build/cache"),
         "--http-port", str(ports.http), "--grpc-port", str(ports.grpc), "--metrics-port", str(ports.metrics),
@@ -64,10 +72,10 @@ def test_command_says_what_is_wrong_in_one_line_when_the_settings_are_bad(tmp_pa
     assert "Traceback" not in done.stderr
 
 
-def test_accepted_requests_are_answered_when_serve_is_interrupted_under_load(tmp_path: Path) -> None:
+def test_accepted_requests_are_answered_when_serve_is_interrupted_under_load(folder: Path) -> None:
     ports = free_ports()
     level = {"timeout_ms": 60_000, "queue_size": 1000}
-    config = settings_file(tmp_path, "deploy.cpu.yaml", entry={"interactive": level, "background": level})
+    config = settings_file(folder, "deploy.cpu.yaml", entry={"interactive": level, "background": level})
     command = [
         sys.executable, "-m", "builders", "serve", "--config", str(config), "--cache", str(ROOT / "build/cache"),
         "--http-port", str(ports.http), "--grpc-port", str(ports.grpc), "--metrics-port", str(ports.metrics),
