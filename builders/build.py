@@ -24,7 +24,7 @@ from builders.graph_file import sha256_of_graph
 from builders.judge import datasets
 from builders.lock import repository_lock
 from builders.machine import this_machine
-from builders.manifest import Manifest, Output, built_buckets, sha256_of
+from builders.manifest import Manifest, Output, built_buckets, published_versions, sha256_of
 from builders.publish import SERVING, VersionParts, find_version, publish_version, sweep
 from builders.render import bucket_plan, render_repository, write_configs
 from builders.settings import DeploySettings
@@ -112,7 +112,8 @@ def build(
     recipe = recipe_for(target_of(settings), settings.engine.precision, options.only, options.skip)
     manifest = _manifest(settings, source, plan, recipe, options, data)
     engines = None
-    if find_version(repository, manifest.fingerprint) is None:
+    found = find_version(repository, manifest.fingerprint)
+    if found is None:
         work = Work(graph_cache(cache), manifest.fingerprint[:16], cache.parent / "reports")
         engines = make_engines(settings, source, plan, recipe, options, data, work, progress)
         manifest = manifest.model_copy(update=engines.facts)
@@ -120,7 +121,7 @@ def build(
     with repository_lock(repository, wait_s=600):
         served_now(repository)  # a broken state is said before anything is published
         parts = None if engines is None else VersionParts(engines.tokenizer, engines.files, manifest)
-        version, built = _publish_once(repository, manifest.fingerprint, plan, parts, progress)
+        version, built = _publish_once(repository, manifest.fingerprint, plan, parts, found, progress)
         configs = render_repository(settings, source)
         write_configs(repository, configs)
         served = served_now(repository)
@@ -151,20 +152,32 @@ def _report(engines: Engines, version: int, progress: Progress) -> Path:
 
 
 def _publish_once(
-    repository: Path, fingerprint: str, plan: BucketPlan, parts: VersionParts | None, progress: Progress
+    repository: Path,
+    fingerprint: str,
+    plan: BucketPlan,
+    parts: VersionParts | None,
+    found: int | None,
+    progress: Progress,
 ) -> tuple[int, bool]:
-    """The version with this fingerprint and whether it was published just now; another build may have been first."""
+    """The version with this fingerprint and whether it was published just now.
+
+    Either `found` is the version that was there before the lock was taken, or `parts` is what was built meanwhile, in
+    which time another build may have been first.
+    """
     for leftover in sweep(repository):
         progress(f"removed {leftover}: an interrupted build had left it")
-    version = find_version(repository, fingerprint)
-    if version is not None:
-        progress(f"version {version} in {repository} is up to date")
-        return version, False
     if parts is None:
-        raise PublishError(f"a version of {repository} was removed while this build ran", remedy="build again")
-    version = publish_version(repository, plan, parts)
-    progress(f"published version {version} into {repository}")
-    return version, True
+        # A version never changes: of one whose files were hashed a moment ago, only whether it is still there is asked.
+        if found is None or found not in published_versions(repository):
+            raise PublishError(f"a version of {repository} was removed while this build ran", remedy="build again")
+    else:
+        found = find_version(repository, fingerprint)
+        if found is None:
+            version = publish_version(repository, plan, parts)
+            progress(f"published version {version} into {repository}")
+            return version, True
+    progress(f"version {found} in {repository} is up to date")
+    return found, False
 
 
 def _manifest(

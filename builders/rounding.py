@@ -23,8 +23,8 @@ _NARROW_TYPES = {10, 16}  # TensorProto.FLOAT16, BFLOAT16
 def round_fp16_casts(model: onnx_ir.Model) -> onnx_ir.Model:
     """Rewrite a converted graph for the CPU accuracy gate; the argument stays as it is.
 
-    Run the result with ONNX Runtime's graph optimisation off (`ORT_DISABLE_ALL`; `gate_session` does), or it removes
-    the pairs of Casts. BF16 is rounded in the same way.
+    Run the result with ONNX Runtime's graph optimisation off (`OnnxRunner(..., optimise=False)` of builders.verify),
+    or it removes the pairs of Casts. BF16 is rounded in the same way.
 
     LayerNormalization is computed in FP32 and rounded once where `stash_type` is FP32, the rule of `convert`. With a
     narrow `stash_type`, mean, squares and variance are rounded one by one, so that squares above 65504 become
@@ -49,30 +49,6 @@ def round_fp16_casts(model: onnx_ir.Model) -> onnx_ir.Model:
         if output.dtype in _NARROW_TYPES:
             _Rounding(copy.graph, output.dtype).rewrite(node)
     return copy
-
-
-def gate_session(model: onnx_ir.Model, threads: int = 0) -> Any:
-    """An ONNX Runtime session (CPU) that keeps every Cast of `round_fp16_casts`.
-
-    Args:
-        model: the rounded graph; below 2 GB.
-        threads: threads of an operator; 0 lets ONNX Runtime choose.
-
-    Raises:
-        PrecisionError: onnxruntime is not installed.
-    """
-    import onnx_ir as ir
-
-    try:
-        import onnxruntime
-    except ImportError:
-        raise PrecisionError("onnxruntime is not installed", remedy="pip install 'encoder-lanes[serve]'") from None
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 3
-    options.intra_op_num_threads = threads
-    content = ir.to_proto(model).SerializeToString()
-    return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
 
 class _Rounding:

@@ -10,10 +10,11 @@ import pytest
 
 from builders.errors import CompileError
 from builders.precision import convert
-from builders.rounding import gate_session, round_fp16_casts
+from builders.rounding import round_fp16_casts
 from builders.tensorrt.capabilities import capabilities_of, version_tuple
 from builders.tensorrt.lower import lower
 from builders.tensorrt.sites import find_sites
+from builders.verify.runner import OnnxRunner
 from tests.tensorrt.graphs import attention_feed, attention_graph
 
 OLD, MIDDLE, NEW = (capabilities_of(version, rtx=False) for version in ((8, 6, 0), (10, 13, 0), (10, 14, 1)))
@@ -52,11 +53,11 @@ def test_minilm_is_opset_17_and_equal_when_lowered_for_8_6(minilm_onnx: Path) ->
 
 def test_fp16_graph_keeps_its_types_when_lowered_for_8_6(minilm_fp16: Path) -> None:
     model = ir.load(minilm_fp16)
-    expected = gate_session(round_fp16_casts(model)).run(["EMBEDDING"], feed_of(16))[0]
+    expected = OnnxRunner(round_fp16_casts(model), optimise=False).run(**feed_of(16))["EMBEDDING"]
     lower(model, OLD)
     onnx.checker.check_model(ir.to_proto(model), full_check=True)
     assert {str(node.outputs[0].dtype) for node in model.graph if node.op_type == "Erf"} == {"FLOAT16"}
-    got = gate_session(round_fp16_casts(model)).run(["EMBEDDING"], feed_of(16))[0]
+    got = OnnxRunner(round_fp16_casts(model), optimise=False).run(**feed_of(16))["EMBEDDING"]
     assert np.abs(got - expected).max() < 1e-3
 
 
