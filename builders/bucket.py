@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from builders.errors import SettingsError
+from builders.names import lane_model
 from builders.settings import DeploySettings
 
 LaneName = Literal["short", "long"]
@@ -23,6 +24,7 @@ class Bucket:
         batch: largest batch, texts.
         steps: batch sizes that are warmed up (and get a CUDA graph), rising; the last one is `batch`.
         late: a short bucket whose answers leave when they are done.
+        name: of the model it belongs to; empty where there is one alone.
     """
 
     length: int
@@ -31,11 +33,12 @@ class Bucket:
     batch: int
     steps: tuple[int, ...]
     late: bool
+    name: str = ""
 
     @property
     def model(self) -> str:
         """Name of the Triton model."""
-        return f"encoder_{self.length}"
+        return lane_model(self.name, self.length)
 
 
 @dataclass(frozen=True)
@@ -158,4 +161,4 @@ def _bucket(settings: DeploySettings, index: int, length: int) -> Bucket:
     batch = min(wanted, settings.engine.max_batch, settings.engine.max_batch_tokens // length)
     steps = (*(step for step in settings.engine.batch_steps if step < batch), batch)
     late = name == "short" and short.late_from is not None and length >= short.late_from
-    return Bucket(length=length, index=index, lane=name, batch=batch, steps=steps, late=late)
+    return Bucket(length, index, name, batch, steps, late, settings.name)

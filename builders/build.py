@@ -24,7 +24,8 @@ from builders.graph_file import sha256_of_graph
 from builders.judge import datasets
 from builders.lock import repository_lock
 from builders.machine import this_machine
-from builders.manifest import Manifest, Output, built_buckets, published_versions, sha256_of
+from builders.manifest import Manifest, built_buckets, output_of, published_versions, requests_of, sha256_of
+from builders.names import entry_model, make_command
 from builders.publish import SERVING, VersionParts, find_version, publish_version, sweep
 from builders.render import bucket_plan, render_repository, write_configs
 from builders.settings import DeploySettings
@@ -37,8 +38,27 @@ Progress = Callable[[str], None]
 _HERE = Path(__file__).parent
 #: What decides how the graph looks; a change in one of them makes another graph.
 GRAPH_MODULES = (
-    *(_HERE / name for name in ("encoder.py", "export.py", "graph.py", "graph_file.py", "precision.py", "source.py")),
-    *(_HERE / name for name in ("tiling.py", "tokenizer_files.py")),
+    *(
+        _HERE / f"{name}.py"
+        for name in (
+            "backbone",
+            "contract",
+            "encoder",
+            "export",
+            "families",
+            "finite",
+            "generic",
+            "graph",
+            "graph_file",
+            "heads",
+            "precision",
+            "sentence_folder",
+            "source",
+            "tasks",
+            "tiling",
+            "tokenizer_files",
+        )
+    ),
     *sorted((_HERE / "fuse").glob("*.py")),
     *sorted((_HERE / "tensorrt").glob("*.py")),
 )
@@ -68,6 +88,7 @@ class BuildResult:
 
     Attributes:
         models: names to load, lanes first, the entry last.
+        name: of the model, where the repository holds several; empty where it is the only one.
         version: the version that was published, or found up to date.
         served: the version that the configurations serve; another one until `version` is promoted.
         built: False when the version was up to date and nothing was written.
@@ -82,6 +103,12 @@ class BuildResult:
     built: bool
     served: int
     report: Path | None = None
+    name: str = ""
+
+    @property
+    def entry_model(self) -> str:
+        """The Triton model that clients call."""
+        return entry_model(self.name)
 
 
 def build(
@@ -104,32 +131,33 @@ def build(
     options = options or BuildOptions()
     if options.onnx is not None and not options.onnx.is_file():
         raise ExportError("no such ONNX file", value=str(options.onnx), remedy="correct --onnx")
-    data = datasets(options.data) if options.gate else ()
     repository, source = settings.repository, open_source(settings.model)
+    data = datasets(options.data, source.task) if options.gate else ()
     plan = bucket_plan(settings, source)
     if plan.notice:
         progress(plan.notice)
     recipe = recipe_for(target_of(settings), settings.engine.precision, options.only, options.skip)
     manifest = _manifest(settings, source, plan, recipe, options, data)
     engines = None
-    found = find_version(repository, manifest.fingerprint)
+    found = find_version(repository, manifest.fingerprint, settings.name)
     if found is None:
-        work = Work(graph_cache(cache), manifest.fingerprint[:16], cache.parent / "reports")
+        work = Work(graph_cache(cache), manifest.fingerprint[:16], cache.parent / "reports" / settings.name)
         engines = make_engines(settings, source, plan, recipe, options, data, work, progress)
         manifest = manifest.model_copy(update=engines.facts)
     # Not while building: that may take minutes, and a rollback cannot wait for it. What was built is worth a wait.
-    with repository_lock(repository, wait_s=600):
-        served_now(repository)  # a broken state is said before anything is published
+    with repository_lock(repository, wait_s=600, name=settings.name):
+        served_now(repository, settings.name)  # a broken state is said before anything is published
         parts = None if engines is None else VersionParts(engines.tokenizer, engines.files, manifest)
-        version, built = _publish_once(repository, manifest.fingerprint, plan, parts, found, progress)
+        version, built = _publish_once(repository, manifest, plan, parts, found, progress)
         configs = render_repository(settings, source)
-        write_configs(repository, configs)
-        served = served_now(repository)
+        write_configs(repository, configs, settings.name)
+        served = served_now(repository, settings.name)
     report = _report(engines, version, progress) if engines is not None and built else None
     number = served.served if served else version
     if number != version:
-        progress(f"version {number} is served; to serve {version}: make promote VERSION={version}")
-    return BuildResult(repository, tuple(configs), version, plan, source, built, number, report)
+        command = make_command(f"promote VERSION={version}", settings.name)
+        progress(f"version {number} is served; to serve {version}: {command}")
+    return BuildResult(repository, tuple(configs), version, plan, source, built, number, report, settings.name)
 
 
 def graph_cache(cache: Path) -> Path:
@@ -153,7 +181,7 @@ def _report(engines: Engines, version: int, progress: Progress) -> Path:
 
 def _publish_once(
     repository: Path,
-    fingerprint: str,
+    manifest: Manifest,
     plan: BucketPlan,
     parts: VersionParts | None,
     found: int | None,
@@ -164,14 +192,15 @@ def _publish_once(
     Either `found` is the version that was there before the lock was taken, or `parts` is what was built meanwhile, in
     which time another build may have been first.
     """
-    for leftover in sweep(repository):
+    name = manifest.name
+    for leftover in sweep(repository, name):
         progress(f"removed {leftover}: an interrupted build had left it")
     if parts is None:
         # A version never changes: of one whose files were hashed a moment ago, only whether it is still there is asked.
-        if found is None or found not in published_versions(repository):
+        if found is None or found not in published_versions(repository, name):
             raise PublishError(f"a version of {repository} was removed while this build ran", remedy="build again")
     else:
-        found = find_version(repository, fingerprint)
+        found = find_version(repository, manifest.fingerprint, name)
         if found is None:
             version = publish_version(repository, plan, parts)
             progress(f"published version {version} into {repository}")
@@ -194,11 +223,12 @@ def _manifest(
         "model_sha256": source.sha256 if options.onnx is None else sha256_of_graph(options.onnx),
         "serving_sha256": _sha256_of(sorted(SERVING.rglob("*.py"))),
         "graph_sha256": _graph_sha256(),
-        "task": "embedding",
+        "task": source.task.name,
         "engine": settings.engine.kind,
         "precision": recipe.precision,
         "steps": recipe.steps,
-        "output": Output(size=source.dim),
+        "output": output_of(source.task),
+        "requests": requests_of(source.task),
         "max_tokens": plan.max_tokens,
         "positions": plan.positions,
         "pad_id": source.pad_id,
@@ -206,7 +236,7 @@ def _manifest(
         "gate": _gate_facts(settings, options, data),
     }
     date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    manifest = Manifest(**decisive, date=date, git_commit=git_commit(), fingerprint="")
+    manifest = Manifest(**decisive, name=settings.name, date=date, git_commit=git_commit(), fingerprint="")
     # A plan runs on its own kind of machine alone: elsewhere it is another version.
     place = str(this_machine()) if settings.engine.kind == "tensorrt" else ""
     deciding = "\n".join([manifest.model_dump_json(include=set(decisive)), recipe.target, source.sha256, place])

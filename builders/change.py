@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from builders.contract import TEXT, TEXT_PAIR, Contract
 from builders.control import ModelControl
 from builders.errors import AnswerError, ControlError
-from builders.manifest import ENTRY, Manifest
+from builders.manifest import Manifest
 from builders.render import facts_of_manifest, render_versions, stale_configs, write_config
 from builders.settings import DeploySettings
 
 _PROBE = "Is this version ready to answer?"
+#: What the entry answers in words instead of the lanes' numbers, by task.
+_SPOKEN: Mapping[str, str] = MappingProxyType({"tagging": "ENTITIES", "answering": "ANSWERS"})
 
 
 @dataclass
@@ -51,8 +56,9 @@ class VersionChange:
 
     def lanes(self, version: int) -> Iterator[tuple[str, int]]:
         """Lane models of a version and their lengths."""
-        for bucket in self.manifests[version].buckets:
-            yield bucket.model, bucket.length
+        manifest = self.manifests[version]
+        for bucket in manifest.buckets:
+            yield manifest.lane_model(bucket.length), bucket.length
 
     def versions_of(self, model: str) -> tuple[int, ...]:
         """Versions of this change that have this lane."""
@@ -66,7 +72,7 @@ class VersionChange:
     def load_lanes(self) -> bool:
         """Lanes of all versions of this change, loaded, warmed and asked once; whether anything was loaded."""
         configs = self.configs(max(self.manifests))
-        configs.pop(ENTRY)
+        configs.pop(self.settings.entry_model)
         index = self.control.index() if self.control else {}
         loaded = False
         for number, (model, text) in enumerate(configs.items(), start=1):
@@ -79,32 +85,47 @@ class VersionChange:
                 loaded = True
         if self.control:
             for version, manifest in self.manifests.items():
+                contract = _contract(manifest)
                 for model, length in self.lanes(version):
-                    answer = self.control.ask_lane(model, version, length, manifest.output.name)
-                    _check_answer(answer, manifest.output.size, model, version)
+                    answer = self.control.ask_lane(model, version, contract.widths(length), contract.output)
+                    _check_numbers(answer, [1, *contract.dims(length)], model, version)
         return loaded
 
     def switch(self, version: int) -> float:
         """Change the entry over to `version` and ask it; returns the seconds."""
         began = time.monotonic()
-        self._write(ENTRY, self.configs(version)[ENTRY])
+        entry = self.settings.entry_model
+        self._write(entry, self.configs(version)[entry])
         if self.control:
-            self.progress(f"loading {ENTRY}, version {version}")
-            self._load(ENTRY, (version,))
-            output = self.manifests[version].output
-            _check_answer(self.control.ask_entry(ENTRY, version, _PROBE, output.name), output.size, ENTRY, version)
+            self.progress(f"loading {entry}, version {version}")
+            self._load(entry, (version,))
+            self._ask_entry(entry, version)
         return time.monotonic() - began
+
+    def _ask_entry(self, entry: str, version: int) -> None:
+        """One question to the entry, whose answer must have the form of its task."""
+        if self.control is None:
+            return
+        manifest = self.manifests[version]
+        texts = {TEXT: _PROBE} if manifest.requests.pair != "required" else {TEXT: _PROBE, TEXT_PAIR: _PROBE}
+        spoken = _SPOKEN.get(manifest.task)
+        answer = self.control.ask_entry(entry, version, texts, spoken or manifest.output.name)
+        if spoken is None:
+            _check_numbers(answer, [1, manifest.output.size], entry, version)
+        else:
+            _check_json(answer, entry, version)
 
     def keep_only(self, version: int) -> None:
         """Give the memory of the other versions' lanes back; the entry does not call them any more."""
         self.manifests = {version: self.manifests[version]}
         for model, text in self.configs(version).items():
-            if model != ENTRY and self._write(model, text) and self.control:
+            if model != self.settings.entry_model and self._write(model, text) and self.control:
                 self.control.load(model)
 
     def drop_unused(self) -> None:
         """Unload the lanes that no version of this change has, and remove their configurations."""
-        for path in stale_configs(self.repository, {model for v in self.manifests for model, _ in self.lanes(v)}):
+        kept = {model for version in self.manifests for model, _ in self.lanes(version)}
+        for path in stale_configs(self.repository, kept, self.settings.name):
             self.progress(f"unloading {path.parent.name}")
             if self.control:
                 self.control.unload(path.parent.name)
@@ -163,13 +184,29 @@ class VersionChange:
         self.control.wait_served(model, versions)
 
 
-def _check_answer(vectors: NDArray[Any], size: int, model: str, version: int) -> None:
-    if vectors.shape != (1, size) or not np.isfinite(vectors).all():
+def _contract(manifest: Manifest) -> Contract:
+    """The lanes' tensors of a version."""
+    output = manifest.output
+    return Contract(output.name, output.size, output.per_token, manifest.requests.segment)
+
+
+def _check_numbers(answer: NDArray[Any], shape: list[int], model: str, version: int) -> None:
+    if list(answer.shape) != shape or not np.isfinite(answer).all():
         raise AnswerError(
             f"{model} version {version} answers wrongly",
-            value=f"shape {list(vectors.shape)}, {'finite' if np.isfinite(vectors).all() else 'not finite'}",
-            limit=f"finite, [1, {size}]", remedy="make build-engines",
+            value=f"shape {list(answer.shape)}, {'finite' if np.isfinite(answer).all() else 'not finite'}",
+            limit=f"finite, {shape}", remedy="make build-engines",
         )  # fmt: skip
+
+
+def _check_json(answer: NDArray[Any], model: str, version: int) -> None:
+    text = bytes(answer.ravel()[0]).decode(errors="replace") if answer.size else ""
+    try:
+        json.loads(text)
+    except ValueError:
+        raise AnswerError(
+            f"{model} version {version} answers wrongly", value=text[:80], limit="JSON", remedy="make build-engines"
+        ) from None
 
 
 def _listed(versions: tuple[int, ...]) -> str:

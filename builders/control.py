@@ -130,30 +130,49 @@ class ModelControl:
                 )  # fmt: skip
             time.sleep(_POLL_S)
 
-    def ask_lane(self, model: str, version: int, length: int, output: str) -> NDArray[np.float32]:
+    def ask_lane(self, model: str, version: int, widths: Mapping[str, int], output: str) -> NDArray[Any]:
         """Run one text of one token through a lane.
+
+        Args:
+            model: the lane.
+            version: which one.
+            widths: name of each input -> its last axis (`Contract.widths`).
+            output: name of the output that is returned, with its batch axis.
 
         Raises:
             AnswerError: the lane answers with an error.
         """
-        ids, count = triton.InferInput("input_ids", [1, length], "INT32"), triton.InferInput("length", [1, 1], "INT32")
-        ids.set_data_from_numpy(np.zeros((1, length), dtype=np.int32))
-        count.set_data_from_numpy(np.ones((1, 1), dtype=np.int32))
-        return self._ask(model, version, [ids, count], output, {})
+        inputs = []
+        for name, width in widths.items():
+            tensor = triton.InferInput(name, [1, width], "INT32")
+            # One token, and a second text that begins behind it: none.
+            value = 0 if name == "input_ids" else 1
+            tensor.set_data_from_numpy(np.full((1, width), value, dtype=np.int32))
+            inputs.append(tensor)
+        return self._ask(model, version, inputs, output, {})
 
-    def ask_entry(self, model: str, version: int, text: str, output: str) -> NDArray[np.float32]:
-        """Encode one text with one version of the entry, ahead of all background work.
+    def ask_entry(self, model: str, version: int, texts: Mapping[str, str], output: str) -> NDArray[Any]:
+        """Ask one version of the entry for one row, ahead of all background work.
+
+        Args:
+            model: the entry.
+            version: which one.
+            texts: name of each input (`TEXT`, `TEXT_PAIR`) -> its text.
+            output: name of the output that is returned, with its batch axis.
 
         Raises:
             AnswerError: it answers with an error.
         """
-        tensor = triton.InferInput("TEXT", [1, 1], "BYTES")
-        tensor.set_data_from_numpy(np.array([[text.encode()]], dtype=np.object_))
-        return self._ask(model, version, [tensor], output, {"priority": 1})
+        inputs = []
+        for name, text in texts.items():
+            tensor = triton.InferInput(name, [1, 1], "BYTES")
+            tensor.set_data_from_numpy(np.array([[text.encode()]], dtype=np.object_))
+            inputs.append(tensor)
+        return self._ask(model, version, inputs, output, {"priority": 1})
 
     def _ask(
         self, model: str, version: int, inputs: list[Any], output: str, options: dict[str, Any], wait_s: float = 30.0
-    ) -> NDArray[np.float32]:
+    ) -> NDArray[Any]:
         """A busy server may reject: it is asked again for `wait_s` seconds."""
         deadline = time.monotonic() + wait_s
         while True:
@@ -166,8 +185,10 @@ class ModelControl:
                     raise self._error(error, AnswerError, f"{model} version {version} does not answer") from error
                 time.sleep(_POLL_S)
                 continue
-            vectors: NDArray[np.float32] = answer.as_numpy(output)
-            return vectors
+            found: NDArray[Any] | None = answer.as_numpy(output)
+            if found is None:
+                raise AnswerError(f"{model} version {version} gives no {output}", remedy="make build-engines")
+            return found
 
     def _error(self, error: Any, kind: type[ControlError], what: str) -> ControlError:
         message = str(error.message())

@@ -6,6 +6,7 @@ import re
 import statistics
 import textwrap
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pydoc_data import topics
@@ -18,9 +19,10 @@ from rich.table import Table
 
 from builders.bucket import Bucket
 from builders.build import BuildResult
-from builders.manifest import ENTRY
+from builders.demo_tasks import show_task
 from builders.ports import free_ports
 from builders.server import TritonServer
+from builders.server_checks import entry_facts
 from builders.triton_log import ServerEvent
 from clients import EncoderClient, EncoderError, EncodeResult
 
@@ -57,8 +59,8 @@ class Answer:
     error: str = ""
 
 
-def run_demo(built: BuildResult, console: Console) -> None:
-    """Serve a built repository, send the demo's questions all at once, print the answers.
+def run_demo(built: Sequence[BuildResult], console: Console) -> None:
+    """Serve the built models of a repository, send each the demo's questions all at once, print the answers.
 
     Raises:
         ServerError: the server did not start.
@@ -70,23 +72,35 @@ def run_demo(built: BuildResult, console: Console) -> None:
         if event.kind in ("loaded", "error"):
             console.print(f"  {escape(event.text)}", style="dim", soft_wrap=True)
 
-    console.print(f"starting tritonserver with {len(built.models)} models")
-    with TritonServer(built.repository, built.models, ports=free_ports(), drain_model=ENTRY, on_event=show) as server:
+    models = [model for part in built for model in part.models]
+    entries = [part.entry_model for part in built]
+    console.print(f"starting tritonserver with {len(models)} models")
+    with TritonServer(built[0].repository, models, ports=free_ports(), drain_models=entries, on_event=show) as server:
         console.print(f"ready after {time.perf_counter() - began:.1f} s: gRPC {server.grpc_url}, {server.http_url}")
-        questions = _questions(built.plan.max_tokens)
-        with EncoderClient(server.grpc_url) as client, ThreadPoolExecutor(len(questions)) as pool:
-            sent = time.perf_counter()
-            answers = list(pool.map(lambda question: _ask(client, question), questions))
-            elapsed = time.perf_counter() - sent
-            query = client.encode(QUERY, priority="interactive")
-        console.print(_answer_table(answers, built))
-        console.print(_neighbour_table(query, answers))
-        for answer in answers:
-            if answer.result is None:
-                console.print(f"refused {escape(answer.question.text[:20])!r}…: {escape(answer.error)}", soft_wrap=True)
-        _summary(answers, elapsed, console)
+        for part in built:
+            facts = entry_facts(part.repository, part.entry_model)
+            if facts.get("task", "embedding") == "embedding":
+                _show_embeddings(server.grpc_url, part, console)
+            else:
+                show_task(server.grpc_url, part.entry_model, facts, console)
         console.print("stopping the server")
     console.print("stopped")
+
+
+def _show_embeddings(url: str, built: BuildResult, console: Console) -> None:
+    """Ask one model all questions at once and print what it answered."""
+    questions = _questions(built.plan.max_tokens)
+    with EncoderClient(url, model=built.entry_model) as client, ThreadPoolExecutor(len(questions)) as pool:
+        sent = time.perf_counter()
+        answers = list(pool.map(lambda question: _ask(client, question), questions))
+        elapsed = time.perf_counter() - sent
+        query = client.encode(QUERY, priority="interactive")
+    console.print(_answer_table(answers, built))
+    console.print(_neighbour_table(query, answers))
+    for answer in answers:
+        if answer.result is None:
+            console.print(f"refused {escape(answer.question.text[:20])!r}…: {escape(answer.error)}", soft_wrap=True)
+    _summary(answers, elapsed, console)
 
 
 def _questions(max_tokens: int) -> list[Question]:
@@ -115,7 +129,8 @@ def _ask(client: EncoderClient, question: Question) -> Answer:
 
 def _answer_table(answers: list[Answer], built: BuildResult) -> Table:
     """One row per answered question; fits a terminal of 80 columns."""
-    table = Table(title=f"{built.source.folder.name}, all sent at once", box=None, pad_edge=False)
+    named = f"{built.entry_model}: " if built.name else ""
+    table = Table(title=f"{named}{built.source.folder.name}, all sent at once", box=None, pad_edge=False)
     table.add_column("text", no_wrap=True)
     for name in ("priority", "tokens", "cut", "bucket", "lane", "ms", "first numbers"):
         numeric = name in ("tokens", "cut", "bucket", "ms")

@@ -7,38 +7,40 @@ import json
 import threading
 import time
 import urllib.parse
+from collections.abc import Sequence
 from typing import Any
 
 _POLL_S = 0.1
 
 
-def drain(host: str, port: int, model: str, timeout_s: float, ended: threading.Event) -> bool:
-    """Unload a model and wait until it has answered everything it had accepted; new requests are refused meanwhile.
+def drain(host: str, port: int, models: Sequence[str], timeout_s: float, ended: threading.Event) -> bool:
+    """Unload models and wait until they have answered all that they had accepted; new requests are refused meanwhile.
 
     On a signal alone Triton 2.51 refuses the calls of one model to another as soon as no request waits in a queue,
-    whatever is still being computed, so that accepted requests fail. An unload lets the model finish, and the models
+    whatever is still being computed, so that accepted requests fail. An unload lets a model finish, and the models
     that it calls are still there.
 
     Args:
         host: the server's address.
         port: its HTTP port.
-        model: the model that clients call.
-        timeout_s: how long to wait, seconds.
+        models: the models that clients call; they finish side by side.
+        timeout_s: how long to wait for all of them, seconds.
         ended: set when the server has ended by itself.
 
     Returns:
-        True when the model is unloaded; False when it is not in time, or the server refuses to unload models.
+        True when all are unloaded; False when one is not in time, or the server refuses to unload one.
     """
-    if _post(host, port, f"/v2/repository/models/{urllib.parse.quote(model, safe='')}/unload") is None:
-        return False
     until = time.monotonic() + timeout_s
+    asked = [
+        _post(host, port, f"/v2/repository/models/{urllib.parse.quote(model, safe='')}/unload") for model in models
+    ]
+    waiting = {model for model, answer in zip(models, asked, strict=True) if answer is not None}
     while time.monotonic() < until and not ended.is_set():
         index = _post(host, port, "/v2/repository/index")
         if index is None:
             return False
-        states = {entry.get("state") for entry in index if entry.get("name") == model}
-        if not states & {"READY", "UNLOADING"}:
-            return True
+        if not any(entry.get("name") in waiting and entry.get("state") in ("READY", "UNLOADING") for entry in index):
+            return len(waiting) == len(models)
         ended.wait(_POLL_S)
     return False
 

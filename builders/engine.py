@@ -139,7 +139,7 @@ def make_engines(
     tokenizer = make_tokenizer(source, work.cache)
     reference, exported = reference_graph(source, options.onnx, work.cache, progress)
     progress(f"fusing for {recipe.target}: {', '.join(recipe.steps) or 'no steps'}")
-    gate = make_gate(settings, plan, tokenizer, reference, data) if options.gate else None
+    gate = make_gate(settings, plan, tokenizer, reference, data, source.task) if options.gate else None
     compiled = None
     try:
         made = make_graph(reference, source, recipe, longest=plan.buckets[-1].length, gate=gate, progress=progress)
@@ -160,7 +160,7 @@ def make_engines(
     listings: dict[str, Any] = {}
     if compiled is not None:
         files = plan_files(plan, compiled)
-        memory = {f"encoder_{row.bucket}": row.activation_bytes for row in profile_rows(compiled)}
+        memory = {settings.lane_model(row.bucket): row.activation_bytes for row in profile_rows(compiled)}
         facts |= {"machine": this_machine(), "profile_memory": memory, "buckets": plan_buckets_of(plan, compiled)}
         listings = {f"{part.path.stem}.layers.json": part.listing.to_json() for part in compiled.plans}
         for line in describe_plans(compiled):
@@ -213,7 +213,7 @@ def _read_report(path: Path) -> dict[str, Any] | None:
 
 def _given_graph(path: Path, source: EncoderSource) -> onnx_ir.Model:
     model = load_graph(path)
-    check_contract(model, dim=source.dim, positions=source.positions)
+    check_contract(model, source.task.contract, positions=source.positions)
     return model
 
 
@@ -234,7 +234,9 @@ def _judge_plans(
     if gate is None:
         return None
     files, buckets = plan_files(plan, compiled), plan_buckets_of(plan, compiled)
-    with PlanRunner({bucket.length: (files[bucket.model], bucket.index) for bucket in buckets}) as runner:
+    with PlanRunner(
+        {b.length: (files[part.model], b.index) for part, b in zip(plan.buckets, buckets, strict=True)}
+    ) as runner:
         return _judge(gate, runner, recipe, "the plan", progress)
 
 

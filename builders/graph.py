@@ -96,6 +96,7 @@ def make_graph(
         model,
         family=source.family,
         layers=source.layers,
+        traits=source.architecture.traits | ({"token_head"} if source.task.per_token else set()),
         target=recipe.target,
         steps=[step for step in list_steps() if step.name in recipe.fusions],
         max_length=max(LEAST_LENGTH, longest),

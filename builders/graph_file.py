@@ -12,13 +12,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from builders.contract import Contract
 from builders.errors import ExportError
 
 if TYPE_CHECKING:
     import onnx_ir
 
-INPUTS = ("input_ids", "length")
-OUTPUT = "EMBEDDING"
 # Protobuf ends at 2 GiB, and writing one file costs five times its weights in memory (0.5 GB + 5.2 x measured, MiniLM
 # and MPNet); weights beside the graph are streamed. So the peak of an export stays at about 6 GB, or twice the weights.
 EXTERNAL_ABOVE = 1_000_000_000
@@ -151,15 +150,15 @@ def sha256_of_graph(path: Path) -> str:
     return total.hexdigest()
 
 
-def check_contract(model: onnx_ir.Model, *, dim: int, positions: int | None = None) -> None:
+def check_contract(model: onnx_ir.Model, contract: Contract, *, positions: int | None = None) -> None:
     """Refuse a graph that the lanes cannot serve.
 
-    The contract: `input_ids` INT32 [b, L] and `length` INT32 [b, 1] -> `EMBEDDING` FLOAT [b, dim], with b and L free
-    whatever their names, and standard operators only.
+    It must have the inputs and the output of the contract, with b and L free whatever their names, and standard
+    operators only.
 
     Args:
         model: the graph.
-        dim: length of a vector.
+        contract: what the lanes of its task take and give.
         positions: tokens that L has to reach, for the message.
 
     Raises:
@@ -180,18 +179,25 @@ def check_contract(model: onnx_ir.Model, *, dim: int, positions: int | None = No
             limit="the domain ai.onnx",
             remedy="export it without an optimiser that fuses (onnxruntime.transformers, ...), functions inlined",
         )
-    wanted = {"input_ids": ("INT32", (None, None)), "length": ("INT32", (None, 1)), OUTPUT: ("FLOAT", (None, dim))}
+    wanted: dict[str, tuple[str, tuple[int | None, ...]]] = {
+        name: ("INT32", (None, None) if name == "input_ids" else (None, 1)) for name in contract.inputs
+    }
+    wanted[contract.output] = ("FLOAT", (None, None, contract.size) if contract.per_token else (None, contract.size))
     graph = model.graph
     names = (sorted(str(v.name) for v in graph.inputs), [str(v.name) for v in graph.outputs])
     values = (*graph.inputs, *graph.outputs)
-    if names != (sorted(INPUTS), [OUTPUT]) or any(_signature(value) != wanted[str(value.name)] for value in values):
+    if names != (sorted(contract.inputs), [contract.output]) or any(
+        _signature(value) != wanted[str(value.name)] for value in values
+    ):
         reach = "" if positions is None else f" (L from 1 to {positions})"
+        ones = " and ".join(f"{name} INT32 [b, 1]" for name in contract.inputs[1:])
+        row = f"[b, L, {contract.size}]" if contract.per_token else f"[b, {contract.size}]"
         raise ExportError(
             "the graph has not the lanes' contract",
             value={str(value.name): _shape(value) for value in values},
-            limit=f"inputs input_ids INT32 [b, L]{reach} and length INT32 [b, 1], output {OUTPUT} FLOAT [b, {dim}]; "
+            limit=f"inputs input_ids INT32 [b, L]{reach} and {ones}, output {contract.output} FLOAT {row}; "
             "b and L free (docs/architecture.md)",
-            remedy="export it with mask, positions and pooling inside the graph, or give the model's folder",
+            remedy="export it with mask, positions and head inside the graph, or give the model's folder",
         )
 
 

@@ -12,9 +12,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from builders.bucket import Bucket
 from builders.errors import ManifestError
+from builders.names import ENTRY as ENTRY
+from builders.names import entry_model, lane_model, make_command, of_model, own_file
+from builders.tasks import Pair, Task, TaskFacts
 
-ENTRY = "encode"
 MANIFEST = "manifest.json"
+#: 1 knew embeddings alone: its code cannot read the parameters that are rendered now.
+SCHEMA: Literal[2] = 2
 _REBUILD = "make build-engines"
 
 
@@ -34,21 +38,35 @@ class BuiltBucket(Facts):
     batch: int = Field(ge=1)
     """Largest batch, texts."""
 
-    @property
-    def model(self) -> str:
-        """Name of the Triton model."""
-        return f"encoder_{self.length}"
-
 
 class Output(Facts):
     """What the entry answers: clients depend on it, so a version with another one is another model."""
 
     name: str = "EMBEDDING"
-    """Name of the output tensor."""
+    """Name of the lanes' output tensor."""
     size: int = Field(ge=1)
     """Its last axis."""
     labels: tuple[str, ...] | None = None
-    """Names of the places on that axis, for a classifier."""
+    """Names of the places on that axis, for a classifier or a tagger."""
+    per_token: bool = False
+    """It has a row for each token."""
+
+
+class Requests(Facts):
+    """What a request may ask of the version."""
+
+    pair: Pair = "none"
+    """Whether it may or must bring a second text."""
+    segment: bool = False
+    """The lanes are told where the second text begins."""
+    normalize: bool = False
+    """Vectors have length 1, and so has what is made of them."""
+    dimensions: tuple[int, ...] = ()
+    """Sizes that vectors may be cut to."""
+    prompts: dict[str, str] = {}
+    """Texts put before a text, by name."""
+    default_prompt: str | None = None
+    """The prompt of a request that names none."""
 
 
 class Machine(Facts):
@@ -96,16 +114,20 @@ class Accuracy(Facts):
 class Manifest(Facts):
     """Everything that is known of a version; written once, never changed."""
 
-    schema_version: Literal[1] = 1
-    """Version of this form."""
+    schema_version: Literal[2] = SCHEMA
+    """Version of this form, and of what the entry's and the lanes' code reads of their configurations."""
+    name: str = ""
+    """Name of the model among several of one repository; empty where it is the only one."""
     model: str
     """Name of the source model."""
     model_sha256: str
     """Hash of the source model's files and of the settings that decide its vectors."""
-    task: str = "embedding"
+    task: Task = "embedding"
     """What the model answers."""
     output: Output
     """The answer's form."""
+    requests: Requests = Requests()
+    """What a request may ask."""
     engine: Literal["onnxruntime", "tensorrt"]
     """What runs the lanes."""
     precision: str
@@ -145,15 +167,41 @@ class Manifest(Facts):
     files: tuple[PublishedFile, ...] = ()
     """Engine files of the lanes; filled in by publish."""
 
+    @property
+    def entry_model(self) -> str:
+        """Name of the Triton model that clients call."""
+        return entry_model(self.name)
+
+    def lane_model(self, length: int) -> str:
+        """Name of the Triton model of a bucket."""
+        return lane_model(self.name, length)
+
+
+def output_of(task: TaskFacts) -> Output:
+    """What a manifest keeps of a task's output."""
+    return Output(name=task.output, size=task.size, labels=task.labels or None, per_token=task.per_token)
+
+
+def requests_of(task: TaskFacts) -> Requests:
+    """What a manifest keeps of what a request may ask."""
+    return Requests(
+        pair=task.pair,
+        segment=task.segment,
+        normalize=task.normalize,
+        dimensions=task.dimensions,
+        prompts=dict(task.prompts),
+        default_prompt=task.default_prompt,
+    )
+
 
 def built_buckets(buckets: tuple[Bucket, ...]) -> tuple[BuiltBucket, ...]:
     """What a manifest keeps of the buckets."""
     return tuple(BuiltBucket(length=b.length, index=b.index, batch=b.batch) for b in buckets)
 
 
-def published_versions(repository: Path) -> tuple[int, ...]:
-    """Numbers of the published versions, rising: those that `encode` has a folder of."""
-    return tuple(sorted(version_numbers(repository / ENTRY)))
+def published_versions(repository: Path, name: str = "") -> tuple[int, ...]:
+    """Numbers of a model's published versions, rising: those that its entry has a folder of."""
+    return tuple(sorted(version_numbers(repository / entry_model(name))))
 
 
 def version_numbers(model: Path) -> Iterator[int]:
@@ -165,32 +213,42 @@ def version_numbers(model: Path) -> Iterator[int]:
             yield int(path.name)
 
 
-def read_manifest(repository: Path, version: int) -> Manifest:
-    """The manifest of a published version.
+def read_manifest(repository: Path, version: int, name: str = "") -> Manifest:
+    """The manifest of a published version of the model `name`.
 
     Raises:
-        ManifestError: there is no such version, or its manifest is missing, no JSON, of another form, or wrong.
+        ManifestError: there is no such version, or its manifest is missing, no JSON, of another form, wrong, or
+            of another model.
     """
-    path = repository / ENTRY / str(version) / MANIFEST
+    path = repository / entry_model(name) / str(version) / MANIFEST
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        there = ", ".join(str(number) for number in published_versions(repository)) or "none"
-        what = f"version {version} has no manifest" if path.parent.is_dir() else f"{repository} has no such version"
+        there = ", ".join(str(number) for number in published_versions(repository, name)) or "none"
+        missing = f"version {version}{of_model(name)} has no manifest"
+        what = missing if path.parent.is_dir() else f"{repository} has no such version{of_model(name)}"
         raise ManifestError(what, value=version, limit=f"published: {there}", remedy=_REBUILD) from None
     except (OSError, ValueError) as error:
         raise ManifestError(f"{path} cannot be read: {error}", remedy=_REBUILD) from None
     form = document.get("schema_version") if isinstance(document, dict) else None
-    if form != 1:
+    if form != SCHEMA:
+        state = repository / own_file(name, "served", ".json")
         raise ManifestError(
-            f"{path} has another form", value=f"schema_version {form}", limit="schema_version 1",
-            remedy=f"{_REBUILD}, with the release of this project that serves it",
+            f"{path} has another form", value=f"schema_version {form}", limit=f"schema_version {SCHEMA}",
+            remedy=f"{_REBUILD}; where this version is served, remove {state} first: then the newest one is",
         )  # fmt: skip
     try:
-        return Manifest.model_validate(document)
+        manifest = Manifest.model_validate(document)
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, p['loc']))}: {p['input']!r}: {p['msg']}" for p in error.errors())
         raise ManifestError(f"{path}: {problems}", remedy=f"restore the file, or {_REBUILD}") from None
+    if manifest.name != name:
+        # Its lanes' names are in it: a folder that was copied from one model to another is no version of it.
+        raise ManifestError(
+            f"{path} was published as another model", value=manifest.entry_model, limit=entry_model(name),
+            remedy=make_command("build-engines", name),
+        )  # fmt: skip
+    return manifest
 
 
 def check_complete(repository: Path, version: int, manifest: Manifest, *, hashes: bool = False) -> None:
@@ -199,13 +257,14 @@ def check_complete(repository: Path, version: int, manifest: Manifest, *, hashes
     Raises:
         ManifestError: naming the first file that is missing or differs.
     """
-    models = (ENTRY, *(bucket.model for bucket in manifest.buckets))
+    entry = manifest.entry_model
+    models = (entry, *(manifest.lane_model(bucket.length) for bucket in manifest.buckets))
     # A lane of Triton's own TensorRT backend is its plan alone.
-    for model in models if manifest.engine != "tensorrt" else (ENTRY,):
+    for model in models if manifest.engine != "tensorrt" else (entry,):
         if not (repository / model / str(version) / "model.py").is_file():
             raise _incomplete(repository, version, f"{model}/{version}/model.py is missing")
     seen: dict[tuple[int, int], str] = {}
-    tokenizer = PublishedFile(path=f"{ENTRY}/tokenizer.json", sha256=manifest.tokenizer_sha256, bytes=0)
+    tokenizer = PublishedFile(path=f"{entry}/tokenizer.json", sha256=manifest.tokenizer_sha256, bytes=0)
     for file in (tokenizer, *manifest.files):
         model, _, name = file.path.partition("/")
         path = repository / model / str(version) / name
@@ -235,19 +294,24 @@ def check_compatible(old: Manifest, new: Manifest) -> None:
     """Make sure that `new` may take the place of `old` without clients noticing more than other numbers.
 
     Raises:
-        ManifestError: the task, the output's name or size, or the labels differ: that is another model.
+        ManifestError: the task, the output's name or size, the labels or the texts it takes differ: that is another
+            model.
     """
     pairs = {
         "task": (old.task, new.task),
         "output": (old.output.name, new.output.name),
         "output size": (old.output.size, new.output.size),
         "labels": (old.output.labels, new.output.labels),
+        "second text": (old.requests.pair, new.requests.pair),
+        # Versions side by side share the lanes' configuration.
+        "segments": (old.requests.segment, new.requests.segment),
     }
     for name, (before, after) in pairs.items():
         if before != after:
             raise ManifestError(
                 f"this version is another model, its {name} differs from the served one's", value=after,
-                limit=f"{before!r}", remedy="serve it from a repository of its own, under an address of its own",
+                limit=f"{before!r}",
+                remedy="list it under `models` with a name of its own, or serve it from another repository",
             )  # fmt: skip
 
 

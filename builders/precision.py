@@ -40,7 +40,7 @@ _WIDE = frozenset({
     "Softmax", "LogSoftmax", "LpNormalization", "CumSum",
     "ReduceSum", "ReduceMean", "ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceProd", "ReduceLogSumExp",
 })  # fmt: skip
-# As in builders/encoder.py: exp() of it is 0 beside any score, and FP16 (largest value 65504) still holds it.
+# As in builders/finite.py: exp() of it is 0 beside any score, and FP16 (largest value 65504) still holds it.
 _MASKED = -1e4
 _LARGEST = {"FLOAT": 3.4028234e38, "FLOAT16": 65504.0, "BFLOAT16": 3.3895e38}
 _FLOAT = 1  # TensorProto.FLOAT

@@ -1,6 +1,7 @@
 """A version of the model repository: complete, or not there.
 
-Version N is a set, `encode/N` and `encoder_<bucket>/N` for every bucket. It is put together in a staging folder on
+Version N is a set, `encode/N` and `encoder_<bucket>/N` for every bucket (with the name of its model behind `encode` and
+`encoder` where there are several; each model has numbers of its own). It is put together in a staging folder on
 the same file system and moved into place folder by folder, `encode/N` last: until then nothing names version N.
 A version that is there is never touched again.
 
@@ -24,7 +25,6 @@ import builders.serving
 from builders.bucket import BucketPlan
 from builders.errors import ManifestError, PublishError
 from builders.manifest import (
-    ENTRY,
     MANIFEST,
     Manifest,
     PublishedFile,
@@ -34,6 +34,7 @@ from builders.manifest import (
     sha256_of,
     version_numbers,
 )
+from builders.names import entry_model, is_lane
 
 SERVING = Path(builders.serving.__file__).parent
 _STAGING = ".staging-"
@@ -66,11 +67,11 @@ class VersionParts:
         return files
 
 
-def find_version(repository: Path, fingerprint: str) -> int | None:
-    """The newest whole version with this fingerprint, or None."""
-    for version in reversed(published_versions(repository)):
+def find_version(repository: Path, fingerprint: str, name: str = "") -> int | None:
+    """The newest whole version of the model `name` with this fingerprint, or None."""
+    for version in reversed(published_versions(repository, name)):
         try:
-            manifest = read_manifest(repository, version)
+            manifest = read_manifest(repository, version, name)
             if manifest.fingerprint != fingerprint:
                 continue
             # With the content: what was damaged is not up to date, and building again is the remedy that is told.
@@ -81,14 +82,15 @@ def find_version(repository: Path, fingerprint: str) -> int | None:
     return None
 
 
-def next_version(repository: Path) -> int:
-    """The next number that no folder of any model has."""
-    taken = (number for model in repository.iterdir() for number in version_numbers(model))
+def next_version(repository: Path, name: str = "") -> int:
+    """The next number that no folder of the entry or of any lane of the model `name` has."""
+    own = (path for path in repository.iterdir() if path.name == entry_model(name) or is_lane(path.name, name))
+    taken = (number for path in own for number in version_numbers(path))
     return max(taken, default=0) + 1
 
 
 def publish_version(repository: Path, plan: BucketPlan, parts: VersionParts) -> int:
-    """Write a new version; leftovers of interrupted publications are removed first.
+    """Write a new version of the model that the manifest names; its leftovers of interrupted builds are removed first.
 
     Args:
         repository: the model repository; the caller holds its lock.
@@ -103,22 +105,24 @@ def publish_version(repository: Path, plan: BucketPlan, parts: VersionParts) -> 
     """
     try:
         repository.mkdir(parents=True, exist_ok=True)
-        sweep(repository)
-        version = next_version(repository)
-        with _staging(repository, version) as staging:
+        name = parts.manifest.name
+        entry = entry_model(name)
+        sweep(repository, name)
+        version = next_version(repository, name)
+        with _staging(repository / entry, version) as staging:
             models = [bucket.model for bucket in plan.buckets]
             (staging / _JOURNAL).write_text(json.dumps({"version": version, "lanes": models}), encoding="utf-8")
             _stage(staging, version, plan, parts)
             _sync(staging)
-            for model in (*models, ENTRY):
+            for model in (*models, entry):
                 target = repository / model / str(version)
                 target.parent.mkdir(exist_ok=True)
-                if model == ENTRY:
+                if model == entry:
                     # What the commit names must be on the disk before it.
                     for lane in models:
                         _sync_file(repository / lane)
                 os.replace(staging / model / str(version), target)
-            _sync_file(repository / ENTRY)
+            _sync_file(repository / entry)
     except OSError as error:
         raise PublishError(
             f"a version could not be published into {repository}; it is as it was",
@@ -128,43 +132,43 @@ def publish_version(repository: Path, plan: BucketPlan, parts: VersionParts) -> 
     return version
 
 
-def sweep(repository: Path) -> list[str]:
-    """Remove what interrupted publications left: their staging folders and the lanes that nothing names.
+def sweep(repository: Path, name: str = "") -> list[str]:
+    """Remove what interrupted publications of a model left: their staging folders and the lanes that nothing names.
 
     Returns:
         What was removed, relative to the repository.
     """
-    removed = []
-    for staging in sorted((repository / ENTRY).glob(f"{_STAGING}*")):
-        removed += _undo(repository, staging)
-        removed.append(f"{ENTRY}/{staging.name}")
+    removed, entry = [], repository / entry_model(name)
+    for staging in sorted(entry.glob(f"{_STAGING}*")):
+        removed += _undo(staging)
+        removed.append(f"{entry.name}/{staging.name}")
     if removed:
-        _remove_if_empty(repository / ENTRY)
+        _remove_if_empty(entry)
     return removed
 
 
 @contextmanager
-def _staging(repository: Path, version: int) -> Iterator[Path]:
-    entry = repository / ENTRY
+def _staging(entry: Path, version: int) -> Iterator[Path]:
     entry.mkdir(exist_ok=True)
     try:
         staging = Path(tempfile.mkdtemp(prefix=f"{_STAGING}{version}-", dir=entry))
         try:
             yield staging
         finally:
-            _undo(repository, staging)
+            _undo(staging)
     finally:
         _remove_if_empty(entry)
 
 
-def _undo(repository: Path, staging: Path) -> list[str]:
+def _undo(staging: Path) -> list[str]:
     """End a publication: without `encode/N`, its lanes go; the staging folder, which says so, goes last."""
-    removed = []
+    removed, entry = [], staging.parent
+    repository = entry.parent
     with suppress(FileNotFoundError, ValueError, KeyError):
         # Written before anything is moved: where it cannot be read, nothing was.
         journal = json.loads((staging / _JOURNAL).read_text(encoding="utf-8"))
         version = str(journal["version"])
-        if not (repository / ENTRY / version).exists():
+        if not (entry / version).exists():
             for lane in journal["lanes"]:
                 if (repository / lane / version).exists():
                     shutil.rmtree(repository / lane / version)
@@ -192,7 +196,7 @@ def _stage(staging: Path, version: int, plan: BucketPlan, parts: VersionParts) -
             _link(source, folder / name)
             path = f"{bucket.model}/{name}"
             files.append(PublishedFile(path=path, sha256=hashes[source], bytes=source.stat().st_size))
-    folder = _code(staging, "entry", ENTRY, version)
+    folder = _code(staging, "entry", parts.manifest.entry_model, version)
     shutil.copyfile(parts.tokenizer, folder / "tokenizer.json")
     facts = {"files": tuple(files), "tokenizer_sha256": hashes[parts.tokenizer]}
     text = parts.manifest.model_copy(update=facts).model_dump_json(indent=2)
@@ -222,12 +226,15 @@ def _code(staging: Path, kind: str, model: str, version: int) -> Path:
     # site-packages comes before the model's folder on a stub's path: a plain name could be hidden by another package.
     package = folder / f"lanes_{kind}"
     package.mkdir(parents=True)
-    for file in sorted((SERVING / kind).glob("*.py")):
-        shutil.copyfile(file, (folder if file.name == "model.py" else package) / file.name)
+    code = SERVING / kind
+    for file in sorted(code.rglob("*.py")):
+        target = folder / file.name if file == code / "model.py" else package / file.relative_to(code)
+        target.parent.mkdir(exist_ok=True)
+        shutil.copyfile(file, target)
     # Python cannot write bytecode where a file has that name. Bytecode would change the folder after Triton has read
     # its times, and Triton would load this version again, beside itself, whenever another one is added (2.51).
-    (folder / "__pycache__").touch()
-    (package / "__pycache__").touch()
+    for place in (folder, package, *(path for path in package.iterdir() if path.is_dir())):
+        (place / "__pycache__").touch()
     return folder
 
 

@@ -19,11 +19,15 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as proto
 
 from builders.bucket import Bucket, BucketPlan, plan_buckets, plan_built
+from builders.contract import Contract
+from builders.entry_parameters import entry_parameters
 from builders.errors import ManifestError, SettingsError
-from builders.manifest import ENTRY, Manifest, read_manifest
+from builders.manifest import Manifest, Output, Requests, output_of, read_manifest, requests_of
+from builders.names import is_lane
 from builders.settings import DeploySettings, LevelSettings
 from builders.source import EncoderSource
 from builders.state import served_now
+from builders.tasks import Task
 
 HEADER = "# Rendered from the deployment's settings; `make render` overwrites it.\n"
 INTERACTIVE, BACKGROUND = 1, 2
@@ -40,19 +44,29 @@ class VersionFacts:
     """What a configuration takes from the version that it serves; everything else is in the settings.
 
     Attributes:
-        dim: last axis of the output.
+        task: what the model answers.
+        output: the lanes' output.
+        requests: what a request may ask.
         pad_id: padding token.
         plan: the buckets.
     """
 
-    dim: int
+    task: Task
+    output: Output
+    requests: Requests
     pad_id: int
     plan: BucketPlan
+
+    @property
+    def contract(self) -> Contract:
+        """The lanes' tensors."""
+        return Contract(self.output.name, self.output.size, self.output.per_token, self.requests.segment)
 
 
 def facts_of_source(settings: DeploySettings, source: EncoderSource) -> VersionFacts:
     """The facts of a version that would be built now."""
-    return VersionFacts(dim=source.dim, pad_id=source.pad_id, plan=bucket_plan(settings, source))
+    task, plan = source.task, bucket_plan(settings, source)
+    return VersionFacts(task.name, output_of(task), requests_of(task), source.pad_id, plan)
 
 
 def facts_of_manifest(settings: DeploySettings, manifest: Manifest) -> VersionFacts:
@@ -69,7 +83,7 @@ def facts_of_manifest(settings: DeploySettings, manifest: Manifest) -> VersionFa
             remedy="serve it with the settings it was built with, or make build-engines",
         )
     plan = plan_built(settings, manifest.buckets, positions=manifest.positions, max_tokens=manifest.max_tokens)
-    return VersionFacts(dim=manifest.output.size, pad_id=manifest.pad_id, plan=plan)
+    return VersionFacts(manifest.task, manifest.output, manifest.requests, manifest.pad_id, plan)
 
 
 def render_configs(settings: DeploySettings, source: EncoderSource, versions: tuple[int, ...] = (1,)) -> dict[str, str]:
@@ -106,15 +120,16 @@ def render_versions(settings: DeploySettings, lanes: Mapping[int, VersionFacts],
 
 
 def render_repository(settings: DeploySettings, source: EncoderSource) -> dict[str, str]:
-    """The text of every config.pbtxt for what the repository serves: its state, else its newest version, else 1.
+    """The text of every config.pbtxt for what is served of a model: its state, else its newest version, else 1.
 
     Raises:
         StateError, ManifestError: the state file or the manifest of a served version cannot be used.
     """
-    state = served_now(settings.repository)
+    state = served_now(settings.repository, settings.name)
     if state is None:
         return render_configs(settings, source)
-    lanes = {v: facts_of_manifest(settings, read_manifest(settings.repository, v)) for v in state.lanes}
+    manifests = {version: read_manifest(settings.repository, version, settings.name) for version in state.lanes}
+    lanes = {version: facts_of_manifest(settings, manifest) for version, manifest in manifests.items()}
     return render_versions(settings, lanes, state.served)
 
 
@@ -129,8 +144,9 @@ def _render(
             for bucket in facts.plan.buckets
             if bucket.length == length
         }
-        facts = next(iter(there.values()))[0]
-        config = _lane_config(settings, facts.dim, _common(settings, {v: b for v, (_, b) in there.items()}))
+        bucket = _common(settings, {v: b for v, (_, b) in there.items()})
+        contract = _common_contract(bucket, {v: facts.contract for v, (facts, _) in there.items()})
+        config = _lane_config(settings, contract, bucket)
         config.version_policy.specific.versions.extend(there)
         configs.append(config)
     config = _entry_config(settings, entry)
@@ -151,27 +167,39 @@ def _common(settings: DeploySettings, buckets: Mapping[int, Bucket]) -> Bucket:
     return replace(smallest, index=max(profiles.values()))
 
 
+def _common_contract(bucket: Bucket, contracts: Mapping[int, Contract]) -> Contract:
+    """The tensors that every version of a lane has."""
+    first = next(iter(contracts.values()))
+    if any(contract != first for contract in contracts.values()):
+        raise SettingsError(
+            f"{bucket.model} has other tensors in each version, and a model's versions share one configuration",
+            value={version: f"{c.inputs} -> {c.output} {c.dims(bucket.length)}" for version, c in contracts.items()},
+            remedy="promote with --offline --drop-old, or serve the other model under a name of its own",
+        )  # fmt: skip
+    return first
+
+
 def bucket_plan(settings: DeploySettings, source: EncoderSource) -> BucketPlan:
     """The buckets of this deployment with this model."""
     return plan_buckets(settings, positions=source.positions, max_tokens=source.max_tokens)
 
 
-def write_configs(repository: Path, configs: dict[str, str]) -> list[Path]:
-    """Write what differs, remove configurations of buckets that are gone; an unchanged file is not touched.
+def write_configs(repository: Path, configs: dict[str, str], name: str = "") -> list[Path]:
+    """Write what differs, remove configurations of buckets of the model `name` that are gone.
 
-    Triton compares modification times, so an untouched file keeps a later `load` from reloading the model.
+    Triton compares modification times, so an unchanged file is not touched: a later `load` then reloads nothing.
 
     Returns:
         The files that were written or removed.
     """
     changed = []
-    for name, text in configs.items():
-        path = repository / name / "config.pbtxt"
+    for model, text in configs.items():
+        path = repository / model / "config.pbtxt"
         if path.exists() and path.read_text(encoding="utf-8") == text:
             continue
         write_config(path, text)
         changed.append(path)
-    for path in stale_configs(repository, set(configs)):
+    for path in stale_configs(repository, set(configs), name):
         path.unlink()
         # Triton refuses a repository with a model folder that holds nothing it knows.
         with contextlib.suppress(OSError):
@@ -188,21 +216,23 @@ def write_config(path: Path, text: str) -> None:
     os.replace(draft, path)
 
 
-def stale_configs(repository: Path, names: Set[str]) -> Iterator[Path]:
-    """Configurations of lanes (`encoder_<length>`) other than `names`; models of other kinds are not ours."""
+def stale_configs(repository: Path, kept: Set[str], name: str = "") -> Iterator[Path]:
+    """Configurations of the model's lanes other than `kept`; what belongs to another model is not ours to remove."""
     for path in sorted(repository.glob("encoder_*/config.pbtxt")):
-        model = path.parent.name
-        if model.removeprefix("encoder_").isdigit() and model not in names:
+        if is_lane(path.parent.name, name) and path.parent.name not in kept:
             yield path
 
 
 def _entry_config(settings: DeploySettings, facts: VersionFacts) -> Any:
-    entry, plan = settings.entry, facts.plan
-    config = proto.ModelConfig(name=ENTRY, backend="python", max_batch_size=entry.batch)
+    entry = settings.entry
+    config = proto.ModelConfig(name=settings.entry_model, backend="python", max_batch_size=entry.batch)
     # Always [n, 1], which the entry checks. Declared free, since Triton then wakes its batcher for every request; with
     # a fixed shape it can leave a request asleep behind one that expired in the window (docs/queue.md).
     config.input.add(name="TEXT", data_type=proto.TYPE_STRING, dims=[-1])
-    config.output.add(name="EMBEDDING", data_type=proto.TYPE_FP32, dims=[facts.dim])
+    if facts.requests.pair != "none":
+        # Optional for Triton even where the task needs it: the entry's refusal says more than Triton's.
+        config.input.add(name="TEXT_PAIR", data_type=proto.TYPE_STRING, dims=[-1], optional=True)
+    config.output.add(**_answer_tensor(facts))
     config.output.add(name="TOKENS", data_type=proto.TYPE_INT32, dims=[1])
     config.output.add(name="CUT", data_type=proto.TYPE_INT32, dims=[1])
     config.instance_group.add(count=entry.processes, kind=proto.ModelInstanceGroup.KIND_CPU)
@@ -214,31 +244,19 @@ def _entry_config(settings: DeploySettings, facts: VersionFacts) -> Any:
     for level, policy in ((INTERACTIVE, entry.interactive), (BACKGROUND, entry.background)):
         batching.priority_queue_policy[level].CopyFrom(_queue_policy(policy))
     batching.default_queue_policy.CopyFrom(_queue_policy(entry.background))
-    parameters = {
-        "max_tokens": plan.max_tokens,
-        "max_text_bytes": entry.max_text_bytes,
-        "max_request_bytes": entry.max_request_bytes,
-        "tokenizer_threads": entry.tokenizer_threads,
-        "wake_after_ms": entry.wake_after_ms,
-        "pad_id": facts.pad_id,
-        "output": "EMBEDDING",
-        "dim": facts.dim,
-        "late_bound": settings.lanes.short.late_bound,
-        "long_workers": settings.lanes.long.workers,
-        "long_bound": settings.lanes.long.bound,
-        "buckets": [
-            {"length": b.length, "model": b.model, "batch": b.batch, "answer": _answer(b)} for b in plan.buckets
-        ],
-    }
-    config.parameters["entry"].string_value = json.dumps(parameters)
+    for name, value in entry_parameters(settings, facts).items():
+        config.parameters[name].string_value = value
     return config
 
 
-def _answer(bucket: Bucket) -> str:
-    """When the texts of a bucket are answered: with the batch, when they are done, or by the long lane's worker."""
-    if bucket.lane == "long":
-        return "long"
-    return "late" if bucket.late else "together"
+def _answer_tensor(facts: VersionFacts) -> dict[str, Any]:
+    """The entry's own output; JSON where there is no fixed number of numbers."""
+    if facts.output.per_token:
+        name = "ENTITIES" if facts.task == "tagging" else "ANSWERS"
+        return {"name": name, "data_type": proto.TYPE_STRING, "dims": [1]}
+    # Free where a request may choose the size.
+    size = -1 if facts.requests.dimensions else facts.output.size
+    return {"name": facts.output.name, "data_type": proto.TYPE_FP32, "dims": [size]}
 
 
 def _queue_policy(level: LevelSettings) -> Any:
@@ -250,38 +268,45 @@ def _queue_policy(level: LevelSettings) -> Any:
     )
 
 
-def _lane_config(settings: DeploySettings, dim: int, bucket: Bucket) -> Any:
+def _lane_config(settings: DeploySettings, contract: Contract, bucket: Bucket) -> Any:
     lane = settings.lanes.short if bucket.lane == "short" else settings.lanes.long
     config = proto.ModelConfig(name=bucket.model, max_batch_size=bucket.batch)
-    config.input.add(name="input_ids", data_type=proto.TYPE_INT32, dims=[bucket.length])
-    config.input.add(name="length", data_type=proto.TYPE_INT32, dims=[1])
-    config.output.add(name="EMBEDDING", data_type=proto.TYPE_FP32, dims=[dim])
+    for name, width in contract.widths(bucket.length).items():
+        config.input.add(name=name, data_type=proto.TYPE_INT32, dims=[width])
+    config.output.add(name=contract.output, data_type=proto.TYPE_FP32, dims=contract.dims(bucket.length))
     # No priorities, timeouts or queue size here: any of them turns Triton's pre-fetching off (docs/queue.md).
     config.dynamic_batching.SetInParent()
     config.dynamic_batching.max_queue_delay_microseconds = round(lane.window_ms * 1000)
     if settings.engine.kind == "tensorrt":
-        _native_engine(config, settings, bucket, lane.stream_priority)
+        _native_engine(config, settings, contract, bucket, lane.stream_priority)
     else:
-        _python_engine(config, bucket, threads=lane.threads, nice=lane.nice)
+        _python_engine(config, contract, bucket, threads=lane.threads, nice=lane.nice)
     return config
 
 
-def _python_engine(config: Any, bucket: Bucket, *, threads: int, nice: int) -> None:
+def _python_engine(config: Any, contract: Contract, bucket: Bucket, *, threads: int, nice: int) -> None:
     config.backend = "python"
     config.instance_group.add(count=1, kind=proto.ModelInstanceGroup.KIND_CPU)
     parameters = {
         "engine": "onnxruntime",
         "file": "model.onnx",
         "length": bucket.length,
-        "output": "EMBEDDING",
+        "output": contract.output,
+        "per_token": contract.per_token,
+        "segment": contract.segment,
         "steps": bucket.steps,
         "threads": threads,
         "nice": nice,
     }
     config.parameters["lane"].string_value = json.dumps(parameters)
+    # The engine runs every step in `initialize`; what Triton and the process do besides at a first request (50 to
+    # 100 ms on two busy cores) is done by a request through Triton alone.
+    _add_warm_up(config, contract, bucket.length, (1,))
 
 
-def _native_engine(config: Any, settings: DeploySettings, bucket: Bucket, stream_priority: str) -> None:
+def _native_engine(
+    config: Any, settings: DeploySettings, contract: Contract, bucket: Bucket, stream_priority: str
+) -> None:
     """Triton's TensorRT backend: this bucket's profile, a CUDA graph and a warm-up per batch step."""
     config.backend = "tensorrt"
     config.default_model_filename = "model.plan"
@@ -300,9 +325,14 @@ def _native_engine(config: Any, settings: DeploySettings, bucket: Bucket, stream
         spec.graph_lower_bound.batch_size = below + 1
         # The bound is on the batch alone: a longer text in the graph of a shorter one gives wrong answers.
         for shapes in (spec.input, spec.graph_lower_bound.input):
-            shapes["input_ids"].dim.append(bucket.length)
-            shapes["length"].dim.append(1)
-    for step in bucket.steps:
+            for name, width in contract.widths(bucket.length).items():
+                shapes[name].dim.append(width)
+    _add_warm_up(config, contract, bucket.length, bucket.steps)
+
+
+def _add_warm_up(config: Any, contract: Contract, length: int, steps: tuple[int, ...]) -> None:
+    for step in steps:
         warm = config.model_warmup.add(name=f"batch_{step}", batch_size=step, count=1)
-        for name, dims in (("input_ids", [bucket.length]), ("length", [1])):
-            warm.inputs[name].CopyFrom(proto.ModelWarmup.Input(data_type=proto.TYPE_INT32, dims=dims, zero_data=True))
+        for name, width in contract.widths(length).items():
+            zeros = proto.ModelWarmup.Input(data_type=proto.TYPE_INT32, dims=[width], zero_data=True)
+            warm.inputs[name].CopyFrom(zeros)

@@ -17,8 +17,10 @@ from rich.console import Console
 from rich.text import Text
 
 from builders.errors import ServerError
+from builders.names import is_entry
 from builders.ports import Ports
 from builders.server import TritonServer
+from builders.server_checks import entry_facts
 from builders.triton_log import ServerEvent
 
 _TICK_S = 0.1
@@ -32,7 +34,7 @@ def serve(
     host: str,
     *,
     log_path: Path | None = None,
-    drain_model: str | None = None,
+    drain_models: Sequence[str] = (),
     console: Console | None = None,
     on_ready: Callable[[], None] | None = None,
 ) -> int:
@@ -47,7 +49,7 @@ def serve(
         ports: where to listen.
         host: the address to listen on.
         log_path: where the server's whole log goes; a temporary file by default.
-        drain_model: see `TritonServer`.
+        drain_models: see `TritonServer`.
         console: where to print; standard output by default.
         on_ready: called once, when every model answers.
 
@@ -65,7 +67,7 @@ def serve(
         ports=ports,
         host=host,
         log_path=log_path,
-        drain_model=drain_model,
+        drain_models=drain_models,
         on_event=events.put,
     )
     with _stop_signals(server) as stop:
@@ -177,7 +179,9 @@ class _Screen:
     def ready(self, server: TritonServer) -> None:
         self._say(f"  ready    after {time.monotonic() - self._started:.1f} s", "bold green")
         self._say(f"  HTTP     {server.http_url}\n  gRPC     {server.grpc_url}\n  metrics  {server.metrics_url}")
-        self._say(f"  try      {sample_request(server.http_url, server.models)}")
+        for model in [model for model in server.models if is_entry(model)] or server.models[:1]:
+            paired = entry_facts(server.repository, model).get("pair") == "required"
+            self._say(f"  try      {sample_request(server.http_url, model, paired=paired)}")
         self._say("  Ctrl-C stops")
 
     def stopping(self, server: TritonServer) -> None:
@@ -200,9 +204,20 @@ class _Screen:
         self._console.print(Text(text, style=style), soft_wrap=True)
 
 
-def sample_request(http_url: str, models: Sequence[str]) -> str:
-    """A command line to try a server with: a request to `encode` if it is served, else a model's configuration."""
-    if "encode" not in models:
-        return f"curl -s {http_url}/v2/models/{models[0]}/config"
-    text = {"name": "TEXT", "datatype": "BYTES", "shape": [1, 1], "data": ["Where is my order?"]}
-    return f"curl -s {http_url}/v2/models/encode/infer -d {shlex.quote(json.dumps({'inputs': [text]}))}"
+def sample_request(http_url: str, model: str, *, paired: bool = False) -> str:
+    """A command line to try a server with: a request to an entry, of any other model its configuration.
+
+    Args:
+        http_url: the server's HTTP address.
+        model: the Triton model.
+        paired: the entry takes nothing but pairs of texts.
+    """
+    if not is_entry(model):
+        return f"curl -s {http_url}/v2/models/{model}/config"
+    texts = {"TEXT": "Where is my order?", "TEXT_PAIR": "It leaves our house today."}
+    inputs = [
+        {"name": name, "datatype": "BYTES", "shape": [1, 1], "data": [text]}
+        for name, text in texts.items()
+        if paired or name == "TEXT"
+    ]
+    return f"curl -s {http_url}/v2/models/{model}/infer -d {shlex.quote(json.dumps({'inputs': inputs}))}"

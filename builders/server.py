@@ -59,7 +59,7 @@ class TritonServer:
         on_event: called from a thread for each event of the log; must not block for long.
         ready_timeout_s: how long entering the `with` block waits until all models are ready, seconds.
         exit_timeout_s: how long `stop` lets requests in flight finish, whole seconds.
-        drain_model: the model that clients call and that calls the others: `stop` lets it finish first.
+        drain_models: the models that clients call and that call the others: `stop` lets them finish first.
         shm_bytes: shared memory of one Python model instance at its start, bytes; it grows by the same.
 
     Raises:
@@ -79,7 +79,7 @@ class TritonServer:
         on_event: Callable[[ServerEvent], None] | None = None,
         ready_timeout_s: float = 300.0,
         exit_timeout_s: int = 30,
-        drain_model: str | None = None,
+        drain_models: Sequence[str] = (),
         shm_bytes: int = 4 << 20,
     ) -> None:
         """Check the models and keep the settings; nothing starts yet."""
@@ -87,7 +87,7 @@ class TritonServer:
         self.repository, self.models = repository.resolve(), tuple(models)
         self.ports, self.host = ports or Ports(), host
         self.ready_timeout_s, self.exit_timeout_s, self.shm_bytes = ready_timeout_s, exit_timeout_s, shm_bytes
-        self.drain_model = drain_model
+        self.drain_models = tuple(drain_models)
         self._extra_args, self._environment = tuple(extra_args), dict(environment or {})
         # Triton's own beginning, so that people recognise the files; the rest makes them this server's.
         self._shm_prefix = f"triton_python_backend_shm_region_{uuid.uuid4().hex[:12]}_"
@@ -255,9 +255,9 @@ class TritonServer:
         if self._process is None:
             return
         self._asked_to_stop = True
-        if self.drain_model is not None and self._was_ready and self.is_running:
+        if self.drain_models and self._was_ready and self.is_running:
             host = self._client_host.strip("[]")
-            drain(host, self.ports.http, self.drain_model, self.exit_timeout_s, self._exited)
+            drain(host, self.ports.http, self.drain_models, self.exit_timeout_s, self._exited)
         self._signal(signal.SIGTERM)
         # Triton looks once a second, and unloads after the requests: some seconds over its own timeout.
         if not self._ended.wait(self.exit_timeout_s + 10):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from builders.errors import ServerError
 
@@ -55,15 +57,28 @@ def has_gpu() -> bool:
     return any(re.fullmatch(r"nvidia\d+", path.name) for path in Path("/dev").glob("nvidia*"))
 
 
-def _python_instances(config: Path) -> int:
+def entry_facts(repository: Path, model: str) -> dict[str, Any]:
+    """What the configuration of an entry tells it (its parameter `entry`); empty for any other model."""
+    config = _config(repository / model / "config.pbtxt")
+    text = config.parameters["entry"].string_value if config is not None and "entry" in config.parameters else "{}"
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def _config(path: Path) -> Any:
+    """A model's configuration, or None where it cannot be parsed: Triton will say where."""
     # Here, not above: importing it costs half a second, and only a start needs it.
     from google.protobuf import text_format
     from tritonclient.grpc import model_config_pb2
 
     try:
-        model = text_format.Parse(config.read_text("utf-8"), model_config_pb2.ModelConfig(), allow_unknown_field=True)
+        return text_format.Parse(path.read_text("utf-8"), model_config_pb2.ModelConfig(), allow_unknown_field=True)
     except text_format.ParseError:
-        return 0  # Triton will say where.
-    if model.backend != "python":
+        return None
+
+
+def _python_instances(config: Path) -> int:
+    model = _config(config)
+    if model is None or model.backend != "python":
         return 0
     return sum(max(1, group.count) for group in model.instance_group) or 1

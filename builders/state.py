@@ -1,4 +1,4 @@
-"""What is served: a small git-ignored file in the repository that render reads and a restart keeps."""
+"""What is served: a small git-ignored file per model in the repository that render reads and a restart keeps."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from builders.errors import StateError
-from builders.manifest import ENTRY, published_versions
-
-STATE = ".served.json"
+from builders.manifest import published_versions
+from builders.names import entry_model, of_model, own_file
 
 
 class Served(BaseModel):
@@ -41,14 +40,19 @@ class _State(BaseModel):
     entries: dict[str, Served]
 
 
-def read_state(repository: Path) -> Served | None:
-    """What is served, or None where nobody has served or promoted yet.
+def state_file(name: str = "") -> str:
+    """The file of one model: `.served.json`, `.served.minilm.json`. None is shared, so none can be torn."""
+    return own_file(name, "served", ".json")
+
+
+def read_state(repository: Path, name: str = "") -> Served | None:
+    """What a model serves, or None where nobody has served or promoted it yet.
 
     Raises:
         StateError: the file cannot be read.
     """
-    path = repository / STATE
-    remedy = f"restore the file, or remove it: then version {_newest(repository)}, the newest, is served"
+    path = repository / state_file(name)
+    remedy = f"restore the file, or remove it: then version {_newest(repository, name)}, the newest, is served"
     try:
         state = _State.model_validate_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -59,48 +63,50 @@ def read_state(repository: Path) -> Served | None:
         raise StateError(f"{path}: {where + ': ' if where else ''}{first['msg']}", remedy=remedy) from None
     except (OSError, UnicodeDecodeError) as error:
         raise StateError(f"{path} cannot be read: {error}", remedy=remedy) from None
-    return state.entries.get(ENTRY)
+    return state.entries.get(entry_model(name))
 
 
-def write_state(repository: Path, served: Served) -> None:
+def write_state(repository: Path, served: Served, name: str = "") -> None:
     """Write it whole or not at all.
 
     Raises:
         StateError: the repository cannot be written.
     """
-    text = json.dumps(_State(entries={ENTRY: served}).model_dump(), indent=2) + "\n"
-    draft = repository / f"{STATE}.new"
+    text = json.dumps(_State(entries={entry_model(name): served}).model_dump(), indent=2) + "\n"
+    path = repository / state_file(name)
+    draft = path.with_name(f"{path.name}.new")
     try:
         with draft.open("w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(draft, repository / STATE)
+        os.replace(draft, path)
     except OSError as error:
         draft.unlink(missing_ok=True)
         raise StateError(
-            f"{repository / STATE} cannot be written: {error}", remedy="free some space or correct the permissions"
+            f"{path} cannot be written: {error}", remedy="free some space or correct the permissions"
         ) from None
 
 
-def served_now(repository: Path) -> Served | None:
+def served_now(repository: Path, name: str = "") -> Served | None:
     """What a start serves: the state's versions as far as they are there, else the newest; None where there is none.
 
     Raises:
         StateError: the state file is broken, or the version it names is not published any more.
     """
-    state, there = read_state(repository), published_versions(repository)
+    state, there = read_state(repository, name), published_versions(repository, name)
     if state is None:
         return Served(served=there[-1], lanes=(there[-1],)) if there else None
     if state.served not in there:
         raise StateError(
-            f"the served version is not in {repository}", value=state.served,
+            f"the served version{of_model(name)} is not in {repository}", value=state.served,
             limit=f"published: {', '.join(map(str, there)) or 'none'}",
-            remedy=f"put its folders back, or remove {repository / STATE}: then {_newest(repository)} is served",
+            remedy=f"put its folders back, or remove {repository / state_file(name)}: "
+            f"then {_newest(repository, name)} is served",
         )  # fmt: skip
     lanes = tuple(version for version in state.lanes if version in there)
     return Served(served=state.served, previous=state.previous if state.previous in there else None, lanes=lanes)
 
 
-def _newest(repository: Path) -> int:
-    return max(published_versions(repository), default=1)
+def _newest(repository: Path, name: str) -> int:
+    return max(published_versions(repository, name), default=1)

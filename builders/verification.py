@@ -75,7 +75,8 @@ def run_verify(
     plan = bucket_plan(settings, source)
     recipe = recipe_for(target or target_of(settings), chosen, only, skip)
     reference, _ = reference_graph(source, onnx, cache, progress)
-    gate = make_gate(settings, plan, make_tokenizer(source, cache), reference, datasets(data))
+    texts = datasets(data, source.task)
+    gate = make_gate(settings, plan, make_tokenizer(source, cache), reference, texts, source.task)
     longest = plan.buckets[-1].length
     # Not step by step: `verify` shows the whole picture of a graph that `build` would have stopped at.
     made = make_graph(reference, source, recipe, longest=longest, gate=None, progress=progress)

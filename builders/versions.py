@@ -19,7 +19,6 @@ from builders.errors import ManifestError, PromoteError
 from builders.lock import repository_lock
 from builders.machine import this_machine
 from builders.manifest import (
-    ENTRY,
     Machine,
     Manifest,
     check_compatible,
@@ -28,6 +27,7 @@ from builders.manifest import (
     published_versions,
     read_manifest,
 )
+from builders.names import make_command, of_model
 from builders.publish import sweep
 from builders.settings import DeploySettings
 from builders.state import Served, read_state, served_now, write_state
@@ -75,18 +75,18 @@ class VersionRow:
     loaded: bool
 
 
-def list_versions(repository: Path) -> list[VersionRow]:
-    """Every published version, rising.
+def list_versions(repository: Path, name: str = "") -> list[VersionRow]:
+    """Every published version of the model `name`, rising.
 
     Raises:
         StateError: the state file cannot be used.
     """
-    state = served_now(repository)
+    state = served_now(repository, name)
     rows = []
-    for version in published_versions(repository):
+    for version in published_versions(repository, name):
         manifest, problem = None, ""
         try:
-            manifest = read_manifest(repository, version)
+            manifest = read_manifest(repository, version, name)
             check_complete(repository, version, manifest)
         except ManifestError as error:
             problem = str(error)
@@ -114,7 +114,7 @@ def promote(
     keep_old: bool = True,
     machine: Machine | None = None,
 ) -> Change:
-    """Let `version` answer instead of the served one.
+    """Let `version` answer instead of the served one; other models of the repository are left as they are.
 
     Args:
         repository: the model repository that the server at `url` serves.
@@ -130,12 +130,12 @@ def promote(
         BuilderError: what was served is served on: ManifestError (missing, damaged, another model, made for another
             machine), ControlError (the server), PublishError (another build or promote runs).
     """
-    began = time.monotonic()
-    with repository_lock(repository):
-        sweep(repository)
-        new = _checked(repository, version, machine)
+    began, name = time.monotonic(), settings.name
+    with repository_lock(repository, name=name):
+        sweep(repository, name)
+        new = _checked(settings, repository, version, machine)
         with ModelControl(url, key=key) if url else nullcontext() as control:
-            state, old = read_state(repository), _served(repository, control, progress)
+            state, old = read_state(repository, name), _served(settings, repository, control, progress)
             if old == version:
                 progress(f"version {version} is served already")
                 kept = _already(state, version, keep_old=keep_old)
@@ -144,11 +144,11 @@ def promote(
                     step.keep_only(version)
                     step.drop_unused()
                 if kept != state:
-                    write_state(repository, kept)
+                    write_state(repository, kept, name)
                 return Change(version, kept.previous, time.monotonic() - began, 0.0, False)
             manifests = {version: new}
             if old is not None:
-                manifests[old] = read_manifest(repository, old)
+                manifests[old] = read_manifest(repository, old, name)
                 check_compatible(manifests[old], new)
             if control is None and not keep_old:
                 # Nothing runs that needs the old lanes until then: one configuration need not fit both.
@@ -157,10 +157,10 @@ def promote(
             with step.put_back_on_failure():
                 loaded = step.load_lanes()
                 switch = step.switch(version)
-                write_state(repository, Served(served=version, previous=old, lanes=tuple(sorted(manifests))))
+                write_state(repository, Served(served=version, previous=old, lanes=tuple(sorted(manifests))), name)
             if not keep_old:
                 step.keep_only(version)
-                write_state(repository, Served(served=version, previous=old, lanes=(version,)))
+                write_state(repository, Served(served=version, previous=old, lanes=(version,)), name)
             step.drop_unused()
     return Change(version, old, time.monotonic() - began, switch, loaded)
 
@@ -183,24 +183,25 @@ def rollback(
         PromoteError: there is no version to go back to.
         BuilderError: as `promote`.
     """
-    began = time.monotonic()
-    with repository_lock(repository):
-        state = read_state(repository)
+    began, name = time.monotonic(), settings.name
+    with repository_lock(repository, name=name):
+        state = read_state(repository, name)
         if state is None or state.previous is None:
-            there = ", ".join(map(str, published_versions(repository))) or "none"
+            there = ", ".join(map(str, published_versions(repository, name))) or "none"
             raise PromoteError(
-                "there is no version to go back to", limit=f"published: {there}", remedy="make promote VERSION=N"
-            )
+                f"there is no version{of_model(name)} to go back to", limit=f"published: {there}",
+                remedy=make_command("promote VERSION=N", name),
+            )  # fmt: skip
         target = state.previous
         with ModelControl(url, key=key) if url else nullcontext() as control:
-            old = _served(repository, control, progress) or state.served
-            manifests = {target: read_manifest(repository, target)}
+            old = _served(settings, repository, control, progress) or state.served
+            manifests = {target: read_manifest(repository, target, name)}
             step = VersionChange(repository, settings, control, progress, manifests)
             ready, loaded = control is not None and step.lanes_ready(target), False
             if not ready:
-                _checked(repository, target, machine)
+                _checked(settings, repository, target, machine)
                 # While they load, the lanes that answer now must stay. Else nothing is asked of a version that fails.
-                manifests[old] = read_manifest(repository, old)
+                manifests[old] = read_manifest(repository, old, name)
             with step.put_back_on_failure():
                 if not ready:
                     if control:
@@ -209,29 +210,29 @@ def rollback(
                 switch = step.switch(target)
                 lanes = tuple(sorted({old, target}))
                 previous = old if old != target else state.served
-                write_state(repository, Served(served=target, previous=previous, lanes=lanes))
+                write_state(repository, Served(served=target, previous=previous, lanes=lanes), name)
     return Change(target, old, time.monotonic() - began, switch, loaded)
 
 
-def record_start(repository: Path) -> None:
+def record_start(repository: Path, name: str = "") -> None:
     """Write down what a server that was just started serves, so that a later build does not change it at a restart."""
-    if read_state(repository) is None:
-        with repository_lock(repository):
-            found = served_now(repository)
+    if read_state(repository, name) is None:
+        with repository_lock(repository, name=name):
+            found = served_now(repository, name)
             if found is not None:
-                write_state(repository, found)
+                write_state(repository, found, name)
 
 
-def check_served(repository: Path, machine: Machine | None = None) -> None:
-    """Make sure, before a start, that what is served is complete and fits this machine.
+def check_served(repository: Path, machine: Machine | None = None, *, name: str = "") -> None:
+    """Make sure, before a start, that what the model `name` serves is complete and fits this machine.
 
     Raises:
         ManifestError: with both fingerprints where a plan does not fit.
         StateError: the state file cannot be used.
     """
-    state = served_now(repository)
+    state = served_now(repository, name)
     for version in state.lanes if state else ():
-        manifest = read_manifest(repository, version)
+        manifest = read_manifest(repository, version, name)
         check_complete(repository, version, manifest)
         check_fits(manifest, machine or this_machine())
 
@@ -245,21 +246,21 @@ def _already(state: Served | None, version: int, *, keep_old: bool) -> Served:
     return Served(served=version, previous=previous, lanes=tuple(lanes))
 
 
-def _checked(repository: Path, version: int, machine: Machine | None) -> Manifest:
+def _checked(settings: DeploySettings, repository: Path, version: int, machine: Machine | None) -> Manifest:
     """The manifest of a version that may be loaded: complete, unchanged, and made for this machine."""
-    manifest = read_manifest(repository, version)
+    manifest = read_manifest(repository, version, settings.name)
     check_fits(manifest, machine or this_machine())
     check_complete(repository, version, manifest, hashes=True)
     return manifest
 
 
-def _served(repository: Path, control: ModelControl | None, progress: Progress) -> int | None:
+def _served(settings: DeploySettings, repository: Path, control: ModelControl | None, progress: Progress) -> int | None:
     """What answers now: the server knows better than the state file."""
-    found = served_now(repository)
-    state = found.served if found and read_state(repository) else None
+    found = served_now(repository, settings.name)
+    state = found.served if found and read_state(repository, settings.name) else None
     if control is None:
         return state
-    ready = control.ready_versions(ENTRY)
+    ready = control.ready_versions(settings.entry_model)
     if not ready:
         return None
     if state is not None and state not in ready:

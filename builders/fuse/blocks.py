@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from builders.errors import FuseError
+from builders.fuse.graph import producer, rank
 
 
 @dataclass(frozen=True)
@@ -23,12 +24,13 @@ def block_outputs(model: ir.Model) -> list[BlockOutput]:
     """The outputs of all LayerNormalizations in the order in which they run, and the result.
 
     Post-norm encoders have one behind the embeddings and two in each block, so the order alone names them, in a fresh
-    export and in a fused graph alike.
+    export and in a fused graph alike. ModernBERT's norms stand in front of what they belong to: the one before a
+    feed-forward sees the attention's result, the next layer's first, or the last of all, the layer's.
 
     Raises:
         FuseError: the LayerNormalizations are not 2 per layer and 1.
     """
-    values = [node.outputs[0] for node in _in_order(model.graph) if node.op_type == "LayerNormalization"]
+    values = [node.outputs[0] for node in _in_order(model.graph) if _is_block(node)]
     if len(values) % 2 == 0:
         raise FuseError(
             "the blocks of the graph cannot be named",
@@ -49,12 +51,19 @@ def name_blocks(model: ir.Model) -> list[BlockOutput]:
     wanted = {block.value: block.name for block in blocks[:-1]}
     for node in model.graph:
         value = node.outputs[0]
-        if node.op_type != "LayerNormalization" or value.name not in wanted:
+        if not _is_block(node) or value.name not in wanted:
             continue
         node.name = wanted[value.name]
         if not value.is_graph_output():
             value.name = node.name
     return block_outputs(model)
+
+
+def _is_block(node: ir.Node) -> bool:
+    """A LayerNormalization of token vectors; the head's own (ModernBERT's) follows an activation, never a sum."""
+    if node.op_type != "LayerNormalization" or producer(node.inputs[0], "Gelu", "Relu", "Tanh") is not None:
+        return False
+    return rank(node.outputs[0]) in (3, None)
 
 
 def _in_order(graph: ir.Graph) -> list[ir.Node]:

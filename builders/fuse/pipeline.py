@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -75,7 +75,7 @@ class FuseReport:
     skipped: tuple[str, ...]
     """Steps that did not run."""
     expected: dict[str, int]
-    """Sites by kind, of the family's table."""
+    """Sites by kind, of the family's table; empty for a family without a row."""
     found: dict[str, int]
     """Sites by kind, of the final graph; those of the steps that ran equal `expected`."""
     operators_before: dict[str, int]
@@ -83,7 +83,8 @@ class FuseReport:
     operators_after: dict[str, int]
     """Nodes by operator, most frequent first."""
     blocks: tuple[BlockOutput, ...]
-    """Block outputs of the final graph; empty when its LayerNorms are not single operators (`layer_norm` skipped)."""
+    """Block outputs of the final graph; empty when its LayerNorms are not single operators (`layer_norm` skipped), or
+    not two a layer (families without a row)."""
     opset: int
     """Version of the standard operators of the final graph."""
     seconds: float
@@ -126,6 +127,7 @@ def fuse(
     skip: Sequence[str] = (),
     max_length: int = 4096,
     gate: Gate | None = None,
+    traits: Collection[str] = (),
 ) -> FuseReport:
     """Fuse a graph in place and check what came out against its family's table.
 
@@ -140,23 +142,23 @@ def fuse(
         max_length: longest text that computed positions must reach, tokens: max(4096, the largest bucket).
         gate: called after each step that changed the graph, with the graphs before and after and the step's name;
             what it raises stops the fusion. The graph before shares its weights with the one after.
+        traits: what of the model's config and head changes the table (`expected_sites`).
 
     Raises:
-        FuseError: unknown family, target or step, or a count that differs from the table. The graph is half fused
+        FuseError: unknown target or step, or a count that differs from the table. The graph is half fused
             then: write it nowhere.
     """
     start = time.perf_counter()
-    expected = expected_sites(family, layers)
+    expected = expected_sites(family, layers, traits)
     context = Context(_target(target), max_length)
     chosen = _choose(default_steps(target) if steps is None else steps, only, skip)
     before = _operators(model)
     prepare(model)
     reports = tuple(_run(model, step, context, gate) for step in chosen)
     found = count_sites(model)
-    check_sites(family, layers, found, {kind for step in chosen for kind in step.sites})
+    check_sites(family, layers, found, {kind for step in chosen for kind in step.sites}, traits)
     _check_operators(model, context.target, chosen)
-    norms = found.sites["layer_norm"] == expected["layer_norm"]
-    blocks = tuple(name_blocks(model)) if norms else ()
+    blocks = _name_blocks(model, found.sites["layer_norm"], expected.get("layer_norm"))
     _drop_tags(model)
     names = [step.name for step in chosen]
     return FuseReport(
@@ -193,6 +195,15 @@ def _run(model: ir.Model, step: Step, context: Context, gate: Gate | None) -> St
         changed=bool(rewritten),
         seconds=seconds,
     )
+
+
+def _name_blocks(model: ir.Model, norms: int, expected: int | None) -> tuple[BlockOutput, ...]:
+    if expected not in (None, norms):
+        return ()
+    try:
+        return tuple(name_blocks(model))
+    except FuseError:  # other norms than two a layer (DeBERTa's convolution, families without a row)
+        return ()
 
 
 def _check_operators(model: ir.Model, target: Target, chosen: Sequence[Step]) -> None:

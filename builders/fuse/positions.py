@@ -22,6 +22,7 @@ from builders.fuse.graph import (
     replace,
 )
 from builders.fuse.relative import find_relative
+from builders.fuse.rotary import find_turns
 from builders.fuse.step import Context
 
 
@@ -35,6 +36,9 @@ class Positions:
     * Relative positions (MPNet, T5's buckets): bias[head, query, key] depends on key - query alone, so that the
       logarithms that find the bucket are computed here, once for every distance below `max_length`, and the graph
       looks distances up: [L, L] -> [heads, L, L], without the batch axis that the exporter expands.
+    * Cosines and sines of rotary positions (ModernBERT) -> one table each, [1, max_length, width], computed here in
+      FP32 by the graph's own nodes and sliced to the length of the batch. In FP16, a position above 2048 times a
+      frequency would not even be a whole number any more.
     * Any other Range from 0 (the mask's) -> a slice of one constant 0, 1, 2, ....
 
     Every slice ends at the length of the batch itself; a text longer than a table fails at the next Add, whose shapes
@@ -51,6 +55,7 @@ class Positions:
         graph = model.graph
         done = sum(_slice_table(graph, node) for node in list(graph) if node.op_type == "Gather")
         done += sum(_look_up_distance(graph, node, context.max_length) for node in list(graph))
+        done += sum(_slice_turns(graph, node, context.max_length) for node in list(graph))
         if done:
             # Their old index arithmetic hangs on ranges that are now unused.
             sweep(model)
@@ -129,6 +134,17 @@ def _look_up_distance(graph: ir.Graph, node: ir.Node, max_length: int) -> bool:
     return True
 
 
+def _slice_turns(graph: ir.Graph, node: ir.Node, max_length: int) -> bool:
+    """Cos or Sin of position * frequency -> Slice(table [1, max_length, width], 0, L) on axis 1."""
+    found = find_turns(node)
+    if found is None:
+        return False
+    (value,) = _slice(graph, node, "positions.turns", found.table(max_length), found.count.length, axis=1)
+    value.type, value.shape = found.output.type, found.output.shape
+    replace(found.output, value)
+    return True
+
+
 def _slice_numbers(graph: ir.Graph, node: ir.Node, max_length: int) -> bool:
     """Range(0, L) -> Slice(0 ... max_length - 1, 0, L)."""
     output = node.outputs[0]
@@ -145,6 +161,11 @@ def _slice_numbers(graph: ir.Graph, node: ir.Node, max_length: int) -> bool:
 def _slice(
     graph: ir.Graph, before: ir.Node, name: str, rows: Array, length: ir.Value, axis: int = 0
 ) -> tuple[ir.Value, ...]:
+    # A graph may have several counts (of two types) and several tables: their nodes get numbers.
+    taken, number, wanted = {node.name for node in graph}, 1, name
+    while name in taken:
+        number += 1
+        name = f"{wanted}.{number}"
     starts = add_constant(graph, f"{name}.start", np.array([0], dtype=np.int64))
     axes = add_constant(graph, f"{name}.axis", np.array([axis], dtype=np.int64))
     return add_node(before, "Slice", [add_constant(graph, f"{name}.rows", rows), starts, length, axes], name=name)

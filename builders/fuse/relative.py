@@ -38,7 +38,7 @@ class Relative:
     def by_distance(self, max_length: int) -> Array:
         """The bias of every distance, [heads, 2 max_length - 1]; column i is key - query = i - (max_length - 1)."""
         distances = np.arange(-(max_length - 1), max_length, dtype=np.int64)
-        buckets = _evaluate(self.distance, self.bucket, (distances * self.sign)[None, :])
+        buckets = evaluate(self.distance, self.bucket, (distances * self.sign)[None, :])
         return np.ascontiguousarray(self.table[buckets.reshape(-1)].T)
 
 
@@ -95,8 +95,8 @@ def _axis(value: ir.Value | None) -> int | None:
     return 1 - ones[0] if len(ones) == 1 else None
 
 
-def _evaluate(start: ir.Value, end: ir.Value, numbers: Array) -> Array:
-    """The value of `end` when `start` is `numbers` [1, n]: the graph's own nodes, run by onnx's reference evaluator.
+def evaluate(start: ir.Value, end: ir.Value, numbers: Array) -> Array:
+    """The value of `end` when `start` is `numbers`: the graph's own nodes, run by onnx's reference evaluator.
 
     Not rewritten in numpy: the exporter's order of operations decides on which side of a bucket's edge a rounded
     logarithm falls (distances 16, 32, 64).
@@ -131,7 +131,7 @@ def _evaluate(start: ir.Value, end: ir.Value, numbers: Array) -> Array:
         opset_imports={"": graph.opset_imports.get("", 20)},
         name="bucket",
     )
-    inner.outputs[0].type = ir.TensorType(ir.DataType.INT64)
+    inner.outputs[0].type = end.type or ir.TensorType(ir.DataType.INT64)
     proto = ir.to_proto(ir.Model(inner, ir_version=10))
     # log(0) at distance 0, in the branch that is not taken there.
     with np.errstate(all="ignore"):

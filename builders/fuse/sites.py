@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from builders.fuse.cores import Core, find_cores, merged
 from builders.fuse.counting import counted
-from builders.fuse.graph import constant, operands, producer
+from builders.fuse.graph import constant, operands, producer, rank
 from builders.fuse.qkv import separate
 
 
@@ -30,7 +30,7 @@ def count_sites(model: ir.Model) -> Found:
     cores = find_cores(graph)
     single = sum(core.single for core in cores)
     folded = sum(core.scale == 1.0 and not core.factors for core in cores)
-    learned, relative = _tables(graph), _distances(graph)
+    learned, relative, rotary = _tables(graph), _distances(graph), _turns(graph)
     joint = sum(merged(core) is not None for core in cores)
     return Found(
         sites={
@@ -38,9 +38,9 @@ def count_sites(model: ir.Model) -> Found:
             "attention": len(cores),
             "attention_operator": single,
             "scale_mask": folded,
-            "gelu": operators["Gelu"],
-            "layer_norm": operators["LayerNormalization"],
-            "positions": learned + relative,
+            "gelu": _on_tokens(graph, "Gelu"),
+            "layer_norm": _on_tokens(graph, "LayerNormalization"),
+            "positions": learned + relative + rotary,
         },
         instead={
             "qkv": _products(cores, joint),
@@ -49,9 +49,30 @@ def count_sites(model: ir.Model) -> Found:
             "scale_mask": f"{len(cores) - folded} cores with a scale beside the constants of Q",
             "gelu": _listed(operators, "Erf", "Tanh", "Sigmoid", "Relu"),
             "layer_norm": _listed(operators, "ReduceMean", "RMSNormalization", "SimplifiedLayerNormalization"),
-            "positions": f"{learned} sliced tables, {relative} tables by distance{_unsliced(graph)}",
+            "positions": _positions(operators, learned, relative, rotary) + _unsliced(graph),
         },
     )
+
+
+def _on_tokens(graph: ir.Graph, operator: str) -> int:
+    """Operators on [b, L, width]; a head's own on [b, width], and a norm of a table, are no part of the layers."""
+    return sum(node.op_type == operator and rank(node.outputs[0]) in (3, None) for node in graph)
+
+
+def _turns(graph: ir.Graph) -> int:
+    """Constant tables [1, positions, width] cut at the batch's length: cosines and sines of rotary positions."""
+    found = 0
+    for node in graph:
+        array = constant(node.inputs[0]) if node.op_type == "Slice" else None
+        found += array is not None and array.ndim == 3 and array.dtype.kind != "i" and _length(node)
+    return found
+
+
+def _positions(operators: Counter[str], learned: int, relative: int, rotary: int) -> str:
+    computed = _listed(operators, "Cos", "Sin")
+    turned = f", {rotary} sliced turns" if rotary else ""
+    more = "" if computed == "nothing of the kind" else f"; computed per request: {computed}"
+    return f"{learned} sliced tables, {relative} tables by distance{turned}{more}"
 
 
 def _products(cores: list[Core], joint: int) -> str:

@@ -1,6 +1,7 @@
 """deploy.yaml as one typed, frozen settings tree: the single place of every default."""
 
-from builders.settings.deploy import DeploySettings, load_settings
+from builders.settings.deploy import DeploySettings
+from builders.settings.deployments import choose, load_deployments, load_settings
 from builders.settings.sections import (
     EngineSettings,
     EntrySettings,
@@ -22,5 +23,7 @@ __all__ = [
     "ModelSettings",
     "ObjectiveSettings",
     "ShortLaneSettings",
+    "choose",
+    "load_deployments",
     "load_settings",
 ]

@@ -1,4 +1,4 @@
-"""The settings tree, its checks across fields, and the loader of deploy.yaml and the files that extend it."""
+"""The settings tree of one model, and its checks across fields."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import yaml
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from builders.errors import SettingsError
+from builders.names import entry_model, lane_model
 from builders.settings.reference import field_kind
 from builders.settings.sections import (
     EngineSettings,
@@ -37,6 +36,8 @@ class DeploySettings(Section):
             `load_settings` turns it into a `SettingsError` that names field, value, limit and remedy.
     """
 
+    name: str = ""
+    """Name of this model where the file lists several (`models`); its entry is `encode_<name>`."""
     model: ModelSettings
     """The encoder."""
     repository: Path = Path("model_repository")
@@ -51,6 +52,15 @@ class DeploySettings(Section):
     """The engine of the bucket models."""
     objectives: ObjectiveSettings = ObjectiveSettings()
     """The service objectives."""
+
+    @property
+    def entry_model(self) -> str:
+        """The Triton model that clients call: `encode`, or `encode_<name>`."""
+        return entry_model(self.name)
+
+    def lane_model(self, length: int) -> str:
+        """The Triton model of a bucket: `encoder_<length>`, or `encoder_<name>_<length>`."""
+        return lane_model(self.name, length)
 
     @model_validator(mode="after")
     def _combination_works(self) -> DeploySettings:
@@ -136,88 +146,17 @@ class DeploySettings(Section):
             )
 
 
-def load_settings(path: Path) -> DeploySettings:
-    """Read a settings file, with the files it `extends` underneath it.
-
-    A mapping is merged key by key, anything else (a list too) replaces what it overrides. `repository` and a
-    folder named by `model.source` are taken relative to the file that names them.
-
-    Args:
-        path: the YAML file.
-
-    Raises:
-        SettingsError: the file is missing, is no mapping, extends itself, or holds a value that is refused.
-    """
-    merged = _merged(path, ())
-    try:
-        return DeploySettings.model_validate(merged)
-    except ValidationError as error:
-        lines = [_explain(problem) for problem in error.errors()]
-        raise SettingsError(f"{path}:\n  " + "\n  ".join(lines)) from None
-
-
-def _merged(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
-    path = path.resolve()
-    if path in above:
-        raise SettingsError("settings files extend each other", value=str(path), remedy="remove one `extends`")
-    try:
-        loaded = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)  # noqa: S506 - a SafeLoader
-    except FileNotFoundError:
-        raise SettingsError(
-            "no such settings file", value=str(path), remedy="name an existing file with --config"
-        ) from None
-    except (OSError, ValueError, yaml.YAMLError) as error:  # ValueError: no UTF-8, or no date
-        raise SettingsError(f"{path} cannot be read as YAML: {error}", remedy="correct the file") from None
-    if not isinstance(loaded, dict):
-        raise SettingsError(f"{path} is no mapping", value=type(loaded).__name__, remedy="see deploy.yaml for the form")
-    document: dict[str, Any] = loaded
-    base = document.pop("extends", None)
-    _resolve(document, "repository", path.parent)
-    model = document.get("model")
-    if isinstance(model, dict) and not str(model.get("source")).startswith(("package:", "hub:")):
-        _resolve(model, "source", path.parent)
-    if base is None:
-        document.setdefault("repository", str(path.parent / "model_repository"))
-        return document
-    return _merge(_merged(path.parent / str(base), (*above, path)), document)
-
-
-def _resolve(section: dict[str, Any], key: str, folder: Path) -> None:
-    """Take a path relative to the file that names it; what is no path is left for the check of its type."""
-    if isinstance(section.get(key), str) and section[key]:
-        section[key] = str(folder / Path(section[key]).expanduser())
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML without objects and without a key that is given twice, of which YAML would keep the last in silence."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for number, key in enumerate(keys):
-            if key in keys[:number]:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} is given twice", node.value[number][0].start_mark
-                )
-        return super().construct_mapping(node, deep)
-
-
-def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    result = dict(base)
-    for key, value in over.items():
-        mine = result.get(key)
-        result[key] = _merge(mine, value) if isinstance(mine, dict) and isinstance(value, dict) else value
-    return result
-
-
-def _explain(problem: Any) -> str:
-    """One line for one pydantic problem: field, value, limit, remedy."""
+def explain(problem: Any) -> str:
+    """One line for one pydantic problem of `DeploySettings`: field, value, limit, remedy."""
     if problem["type"] == "conflict":
         return str(problem["msg"])
     location = tuple(part for part in problem["loc"] if isinstance(part, str) and part.isidentifier())
     name = ".".join(str(part) for part in problem["loc"])
     section, field = _field_of(location)
     if problem["type"] == "extra_forbidden":
-        known = sorted([*section.model_fields, *(["extends"] if section is DeploySettings else [])])
+        known = sorted(section.model_fields)
+        if section is DeploySettings:
+            known = sorted({*known, "extends", "models"} - {"name"})
         near = difflib.get_close_matches(str(problem["loc"][-1]), known, n=1)
         hint = f"did you mean {near[0]}?" if near else "remove it"
         return f"{name}: {problem['input']!r}; limit: known keys are {', '.join(known)}; to do: {hint}"

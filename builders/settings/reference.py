@@ -39,7 +39,7 @@ def field_kind(field: FieldInfo) -> str:
 
 
 def _plain(value: object) -> str:
-    return str(list(value)) if isinstance(value, tuple) else "none" if value is None else str(value)
+    return str(list(value)) if isinstance(value, tuple) else "none" if value in (None, "") else str(value)
 
 
 def _kind(annotation: Any, rules: Iterable[Any] = ()) -> str:
@@ -51,6 +51,8 @@ def _kind(annotation: Any, rules: Iterable[Any] = ()) -> str:
         return " | ".join(f"`{choice}`" for choice in arguments)
     if origin in (typing.Union, types.UnionType):
         return " or ".join("none" if part is type(None) else _kind(part, rules) for part in arguments)
+    if origin is dict:
+        return f"mapping of {_kind(arguments[0])} to {_kind(arguments[1])}"
     if origin is tuple:
         return f"list of {_kind(arguments[0])}"
     names = {"int": "integer", "float": "number", "str": "text", "bool": "true/false", "Path": "path"}

@@ -25,12 +25,28 @@ class ModelSettings(Section):
 
     source: str = Field(min_length=1)
     """Where the model is: a folder, `package:NAME/PATH` inside an installed package, or `hub:ORG/NAME`."""
-    task: Literal["embedding"] = "embedding"
-    """What the model answers: `embedding` gives EMBEDDING FP32 [n, dim]."""
-    pooling: Literal["auto", "mean", "cls"] = "auto"
+    task: Literal["auto", "embedding", "classification", "reranking", "tagging", "answering"] = "auto"
+    """What the model answers (docs/architecture.md has the outputs); `auto` reads it from the model's own files."""
+    pooling: Literal["auto", "mean", "cls", "max", "last", "weighted", "mean_sqrt"] = "auto"
     """How token vectors become one vector; `auto` reads modules.json and 1_Pooling/config.json of the model."""
     normalize: bool | None = None
     """Scale each vector to length 1; left out, modules.json of the model decides."""
+    dimensions: tuple[Count, ...] = ()
+    """Sizes that a request may cut vectors to (`dimensions`), for models trained to be cut (Matryoshka)."""
+    prompts: dict[str, str] = Field(default={}, max_length=64)
+    """Texts that a request may have put before its own (`prompt`), by name; added to the model's own prompts."""
+    default_prompt: str | None = None
+    """Name of the prompt of requests that name none; left out, the model's own default, if it has one."""
+    activation: Literal["auto", "softmax", "sigmoid", "none"] = "auto"
+    """What makes scores of logits; `auto` reads the model's files: `problem_type`, or the cross-encoder's own."""
+    labels: tuple[str, ...] | None = None
+    """Names of the labels in the order of id2label of config.json; left out, those of config.json."""
+    aggregation: Literal["none", "simple", "first", "average", "max"] = "simple"
+    """How tagged tokens become entities where a request does not say it, as in transformers' pipeline."""
+    max_answer_tokens: Annotated[Integer, Field(ge=1, le=512)] = 30
+    """Longest answer that is looked for in a context, tokens."""
+    overlap: Annotated[Integer, Field(ge=0, le=65535)] | None = None
+    """Tokens that two windows of a long text share (`truncate=chunk`); left out, an eighth of the limit."""
     max_tokens: Annotated[Integer, Field(ge=4, le=65536)] | None = None
     """Longest text in tokens, special tokens included; left out, the model's sentence_bert_config.json decides."""
     tile_positions: Tokens | None = None
@@ -114,6 +130,8 @@ class EntrySettings(Section):
     """Longest text accepted, bytes of UTF-8; a longer one is refused before it is tokenised."""
     max_request_bytes: Annotated[Integer, Field(ge=1, le=64 * 1024 * 1024)] = 524_288
     """Most bytes of all texts of one request: a process tokenises them at one go, and others wait meanwhile."""
+    max_windows: Annotated[Integer, Field(ge=1, le=4096)] = 64
+    """Most windows that one request's long texts may be read in (`truncate=chunk`); more are refused."""
     tokenizer_threads: Annotated[Integer, Field(ge=1, le=256)] = 1
     """Threads of the tokeniser in each process."""
     wake_after_ms: Annotated[Number, Field(ge=0, le=250)] = 2.0

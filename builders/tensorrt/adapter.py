@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from builders.contract import INPUTS
 from builders.errors import CompileError
 from builders.tensorrt.capabilities import Capabilities, capabilities_of, version_tuple
 from builders.tensorrt.gpu import Gpu, find_gpu
@@ -137,6 +138,7 @@ class TensorRT:
         builder: trt.Builder,
         profiles: Iterable[ProfileShape],
         *,
+        inputs: Sequence[str] = INPUTS,
         memory_limit_bytes: int | None,
         steps: Steps | None,
     ) -> trt.IBuilderConfig:
@@ -154,7 +156,8 @@ class TensorRT:
         for shape in profiles:
             profile: trt.IOptimizationProfile = builder.create_optimization_profile()
             # min = opt = max for the length: a range would cost the kernels their constants.
-            for name, width in (("input_ids", shape.length), ("length", 1)):
+            for name in inputs:
+                width = shape.length if name == "input_ids" else 1
                 least, largest = module.Dims([1, width]), module.Dims([shape.batch_max, width])
                 profile.set_shape(name, least, largest, largest)
             if config.add_optimization_profile(profile) < 0:

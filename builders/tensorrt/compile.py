@@ -148,6 +148,7 @@ class _Build:
         progress: Steps | None,
     ):
         self.native, self.graph = native, graph
+        self.inputs = [str(value.name) for value in model.graph.inputs]
         self.types = node_types(model)
         self.sites: Sites = find_sites(model)
         self.timing_cache, self.memory_limit_bytes, self.progress = timing_cache, memory_limit_bytes, progress
@@ -161,7 +162,13 @@ class _Build:
         start = time.perf_counter()
         builder = native.builder(log)
         network = native.network(builder, self.graph, log)
-        config = native.config(builder, profiles, memory_limit_bytes=self.memory_limit_bytes, steps=self.progress)
+        config = native.config(
+            builder,
+            profiles,
+            inputs=self.inputs,
+            memory_limit_bytes=self.memory_limit_bytes,
+            steps=self.progress,
+        )
         if not native.capabilities.strong_typing:
             hold_types(native.module, network, config, self.types)
         kept = native.load_timing_cache(config, self.timing_cache)

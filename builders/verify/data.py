@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,8 @@ class TextPairs:
     queries: tuple[str, ...]
     positives: tuple[str, ...]
     dropped: int = 0
+    made_up: bool = False
+    """They stand beside each other, no more: whether they belong together nobody has said."""
 
 
 @dataclass(frozen=True)
@@ -203,6 +206,19 @@ def builtin_texts() -> PlainTexts:
     return _plain("Python documentation", [text for text in sentences if _is_prose(text)])
 
 
+@lru_cache(maxsize=1)
+def builtin_pairs() -> TextPairs:
+    """The first words of a sentence of Python's documentation, and the sentence with the one behind it."""
+    texts = builtin_texts().texts
+    rows = {first_words(a): f"{a} {b}" for a, b in pairwise(texts)}
+    return TextPairs("Python documentation", tuple(rows), tuple(rows.values()), made_up=True)
+
+
+def first_words(text: str, count: int = 8) -> str:
+    """The beginning of a text, short enough to stand before another one in any bucket."""
+    return " ".join(text.split()[:count])
+
+
 def _is_prose(text: str) -> bool:
     letters = sum(letter.isalpha() or letter == " " for letter in text)
     return 20 <= len(text) <= 2000 and letters / len(text) > 0.8
@@ -280,7 +296,8 @@ def shortened(dataset: Dataset, limit: int | None) -> Dataset:
         return tuple(items[place] for place in places)
 
     if isinstance(dataset, TextPairs):
-        return TextPairs(dataset.name, pick(dataset.queries), pick(dataset.positives), dataset.dropped)
+        queries, positives = pick(dataset.queries), pick(dataset.positives)
+        return TextPairs(dataset.name, queries, positives, dataset.dropped, dataset.made_up)
     if isinstance(dataset, LabelledTexts):
         return _labelled(dataset.name, list(zip(pick(dataset.texts), pick(dataset.labels), strict=True)))
     return PlainTexts(dataset.name, pick(dataset.texts), dataset.dropped)

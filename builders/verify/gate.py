@@ -6,15 +6,19 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import TypeAdapter
 
 from builders.errors import BuilderError
+from builders.verify.answers import AnswerTask, answer_tasks
 from builders.verify.data import Dataset
 from builders.verify.metric import MetricReport, Task, TextEncoder
 from builders.verify.parity import LINES, ParityCase, ParityLine, ParityReport, compare, parity_cases
 from builders.verify.runner import CachedRunner, Ids, Runner, VerifyError
+
+if TYPE_CHECKING:
+    from builders.tasks import TaskFacts
 
 Scope = Literal["step", "full"]
 Model = TypeVar("Model")
@@ -74,8 +78,11 @@ class GateSettings:
     """Bucket length, tokens -> largest batch, texts."""
     stream: Ids
     """INT32 [n], tokens of real texts that parity's batches are filled with (`data.token_stream`)."""
-    tokenise: Callable[[Sequence[str]], Sequence[Any]]
-    """Texts to objects with `ids`, cut at the longest bucket (`builders.serving.entry.tokenise.Tokeniser`)."""
+    tokenise: Callable[[Sequence[Any]], Sequence[Any]]
+    """Texts to objects with `ids`, cut at the longest bucket (`builders.serving.entry.tokenise.Tokeniser`); pairs to
+    objects with `segment_start` besides."""
+    facts: TaskFacts | None = None
+    """The model's task; None is an embedding."""
     datasets: tuple[Dataset, ...] = ()
     """What the task metric is taken on; none leaves it out."""
     accuracy_loss: float = 0.005
@@ -114,7 +121,8 @@ class Gate:
             GateError: the step broke the graph.
         """
         shortest = min(self._settings.buckets)
-        cases = parity_cases({shortest: min(5, self._settings.buckets[shortest])}, batches=(2, 5))
+        buckets = {shortest: min(5, self._settings.buckets[shortest])}
+        cases = parity_cases(buckets, batches=(2, 5), segments=self._segments)
         return require(self._report(candidate, precision, "step", cases, ()), f"step {name}")
 
     def run(self, candidate: Runner, precision: str) -> GateReport:
@@ -124,19 +132,36 @@ class Gate:
             VerifyError: the reference cannot be run or judged, or the candidate is of another model.
         """
         settings = self._settings
-        cases = parity_cases(settings.buckets, batches=settings.batches, max_tokens=settings.max_tokens)
+        cases = parity_cases(
+            settings.buckets, batches=settings.batches, max_tokens=settings.max_tokens, segments=self._segments
+        )
         return self._report(candidate, precision, "full", cases, self._tasks)
 
-    @cached_property
-    def _tasks(self) -> tuple[Task, ...]:
-        embed = self._embed(self._reference)
-        return tuple(Task(dataset, embed, self._settings.accuracy_loss) for dataset in self._settings.datasets)
+    @property
+    def _segments(self) -> bool:
+        facts = self._settings.facts
+        return facts is not None and facts.segment
 
-    def _embed(self, runner: Runner) -> TextEncoder:
+    @cached_property
+    def _tasks(self) -> tuple[Task | AnswerTask, ...]:
+        settings, texts = self._settings, self._texts(self._reference)
+        if settings.facts is None or settings.facts.name == "embedding":
+            return tuple(Task(dataset, texts, settings.accuracy_loss) for dataset in settings.datasets)
+        found = (
+            answer_tasks(settings.facts, data, texts.answers, settings.accuracy_loss) for data in settings.datasets
+        )
+        return tuple(task for tasks in found for task in tasks)
+
+    def _texts(self, runner: Runner) -> TextEncoder:
         return TextEncoder(runner, self._settings.tokenise, self._settings.widths or self._settings.buckets)
 
     def _report(
-        self, candidate: Runner, precision: str, scope: Scope, cases: Sequence[ParityCase], tasks: Sequence[Task]
+        self,
+        candidate: Runner,
+        precision: str,
+        scope: Scope,
+        cases: Sequence[ParityCase],
+        tasks: Sequence[Task | AnswerTask],
     ) -> GateReport:
         began = time.perf_counter()
         line = self._settings.lines.get(precision)
@@ -151,9 +176,13 @@ class Gate:
         # A candidate that cannot run a bucket cannot be judged by texts either.
         for task in () if parity.failures else tasks:
             try:
-                metrics.append(task.evaluate(self._embed(candidate)))
+                texts = self._texts(candidate)
+                if isinstance(task, Task):
+                    metrics.append(task.evaluate(texts))
+                else:
+                    metrics.append(task.evaluate(texts.answers))
             except VerifyError as error:
-                reasons.append(f"{task.task} on {task.dataset.name}: {error}")
+                reasons.append(f"{task.task} on {task.name}: {error}")
         reasons += [metric.summary() for metric in metrics if not metric.passed]
         return GateReport(
             precision,

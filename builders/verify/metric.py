@@ -10,8 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from builders.verify.data import Dataset, LabelledTexts, PlainTexts, TextPairs
-from builders.verify.runner import OUTPUT, Floats, Runner, VerifyError
+from builders.verify.runner import Floats, Ids, Runner, VerifyError, ask, output_of
 
+Text = str | tuple[str, str]
+"""A text, or a pair of texts."""
 Embed = Callable[[Sequence[str]], Floats]
 """Texts to FP32 [n, dim]."""
 LEAST_NEIGHBOURS = 1000
@@ -20,11 +22,26 @@ _BLOCK = 2048
 
 
 @dataclass(frozen=True)
+class Answer:
+    """What a model said to one text or pair."""
+
+    text: Text
+    output: Floats
+    """[size], or [tokens, size] of a model with a row for each token."""
+    lead: int
+    """First token of the second text, without the special tokens before it; 0 of a single text."""
+
+
+Ask = Callable[[Sequence[Text]], list[Answer]]
+
+
+@dataclass(frozen=True)
 class MetricReport:
     """One task on one data set."""
 
     task: str
-    """`classification accuracy`, `retrieval recall@1` or `top-1 neighbour agreement`."""
+    """Name of the metric: `classification accuracy`, `retrieval recall@1`, `top-1 neighbour agreement`, or one of
+    `builders.verify.answers`."""
     dataset: str
     count: int
     """Texts or pairs judged (of a labelled set, the part that was not trained on)."""
@@ -50,26 +67,33 @@ class MetricReport:
 
 
 class TextEncoder:
-    """Texts to vectors through a runner, padded as the lanes pad.
+    """Texts to vectors or other answers through a runner, padded as the lanes pad.
 
     Args:
         runner: the graph or engine.
-        tokenise: texts to objects with `ids` INT32 [length]; must cut at the longest width.
+        tokenise: texts, or pairs, to objects with `ids` INT32 [length], for a pair with `segment_start` and `lead` too
+            (`builders.serving.entry.tokenise.Piece`); must cut at the longest width.
         widths: padded length -> largest batch. For an engine the buckets of its profiles; a graph with a free L runs
             short texts faster with finer steps.
     """
 
-    def __init__(self, runner: Runner, tokenise: Callable[[Sequence[str]], Sequence[Any]], widths: Mapping[int, int]):
+    def __init__(self, runner: Runner, tokenise: Callable[[Sequence[Any]], Sequence[Any]], widths: Mapping[int, int]):
         """See the class."""
         self._runner, self._tokenise, self._widths = runner, tokenise, dict(sorted(widths.items()))
 
     def __call__(self, texts: Sequence[str]) -> Floats:
-        """FP32 [n, dim], in the order of the texts.
+        """FP32 [n, dim], in the order of the texts; see `answers`."""
+        return np.stack([answer.output for answer in self.answers(texts)])
+
+    def answers(self, texts: Sequence[Text]) -> list[Answer]:
+        """One answer for each text, in their order.
 
         Raises:
             VerifyError: a text is longer than the longest width, or the runner fails.
         """
-        rows = [token.ids for token in self._tokenise(texts)]
+        tokens = self._tokenise(texts)
+        rows = [token.ids for token in tokens]
+        pairs = bool(texts) and isinstance(texts[0], tuple)
         groups: dict[int, list[int]] = {width: [] for width in self._widths}
         for place in sorted(range(len(rows)), key=lambda place: len(rows[place])):
             width = next((width for width in groups if len(rows[place]) <= width), None)
@@ -86,15 +110,30 @@ class TextEncoder:
             most = self._widths[width]
             for first in range(0, len(places), most):
                 batch = places[first : first + most]
-                found |= dict(zip(batch, self._run([rows[place] for place in batch], width), strict=True))
-        return np.stack([found[place] for place in range(len(rows))])
+                segment = np.array([[tokens[place].segment_start] for place in batch], np.int32) if pairs else None
+                answer = self._run([rows[place] for place in batch], width, segment)
+                found |= dict(zip(batch, answer, strict=True))
+        # A row for each token: those of the padding are no answer.
+        per_token = bool(found) and found[0].ndim == 2
+        return [
+            Answer(
+                text,
+                found[place][: len(rows[place])] if per_token else found[place],
+                int(tokens[place].lead) if pairs else 0,
+            )
+            for place, text in enumerate(texts)
+        ]
 
-    def _run(self, rows: Sequence[NDArray[np.int32]], width: int) -> Floats:
+    def _run(self, rows: Sequence[NDArray[np.int32]], width: int, segment: Ids | None) -> Floats:
         ids = np.zeros((len(rows), width), dtype=np.int32)
         for number, row in enumerate(rows):
             ids[number, : len(row)] = row
         length = np.array([[len(row)] for row in rows], dtype=np.int32)
-        return self._runner.run(ids, length)[OUTPUT]
+        answer = ask(self._runner, ids, length, segment)
+        output = output_of(answer)
+        if output is None:
+            raise VerifyError("the runner returns no output", value=[*answer], remedy="name the output so")
+        return answer[output]
 
 
 class Task:
@@ -111,7 +150,7 @@ class Task:
 
     def __init__(self, dataset: Dataset, reference: Embed, limit: float):
         """See the class."""
-        self.dataset, self.limit = dataset, limit
+        self.dataset, self.name, self.limit = dataset, dataset.name, limit
         if isinstance(dataset, PlainTexts) and len(dataset.texts) < LEAST_NEIGHBOURS:
             raise VerifyError(
                 f"too few different texts in {dataset.name}",

@@ -59,12 +59,13 @@ svg { max-width: 100%; height: auto } code { font-size: .85em; word-break: break
 {% if r.gate.parity.not_compared %}Not shown by the candidate: {{ r.gate.parity.not_compared | join(', ') }}.{% endif %}
 </p>
 {{ plots.parity }}
-<table><tr><th>block</th><th class="n">worst cosine</th><th class="n">largest error</th><th class="n">worst channel</th>
-<th>worst at</th></tr>
+<table><tr><th>block</th><th class="n">worst cosine</th><th class="n">largest error</th>
+<th class="n">worst channel or score</th><th>worst at</th></tr>
 {% for b in r.gate.parity.blocks %}
 <tr class="{{ '' if b.passed else 'bad' }}"><td>{{ b.name }}</td><td class="n">{{ '%.7f' % b.cosine }}</td>
 <td class="n">{{ '%.3g' % b.error if b.error is not none else 'not finite' }}</td>
-<td class="n">{{ '%.3f %%' % (100 * b.channel_error) if b.channel_error is not none else '' }}</td>
+<td class="n">{% if b.channel_error is not none %}{{ '%.3f %%' % (100 * b.channel_error) }}
+{% elif b.score_error is not none %}{{ '%.4f' % b.score_error }}{% endif %}</td>
 <td>{{ b.where }}</td></tr>
 {% endfor %}</table>
 {% else %}<p class="none">{{ r.reason('gate') }}</p>{% endif %}

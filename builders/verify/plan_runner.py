@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from builders.contract import INPUTS, SEGMENT
 from builders.errors import CompileError
 from builders.tensorrt.adapter import TensorRT, open_tensorrt
 from builders.tensorrt.log import BuildLog, native_logger
 from builders.verify.cuda import Cuda
-from builders.verify.runner import OUTPUT, Floats, Ids, VerifyError
+from builders.verify.runner import OUTPUTS, Floats, Ids, VerifyError
 
 if TYPE_CHECKING:
     import tensorrt as trt
 
-_INPUTS = ("input_ids", "length")
 _TYPES: Mapping[str, Any] = {"FLOAT": np.float32, "HALF": np.float16, "BF16": np.uint16}
 
 
@@ -51,14 +51,17 @@ class _Loaded:
             )
         self.engine, self.context, self.profile = engine, context, 0
         names = [engine.get_tensor_name(place) for place in range(engine.num_io_tensors)]
-        if not {*_INPUTS, OUTPUT} <= set(names):
-            raise VerifyError("the plan has not the lanes' contract", value=names, limit=f"{_INPUTS} and {OUTPUT}")
-        outputs = [name for name in names if name not in _INPUTS]
+        output = next((name for name in OUTPUTS if name in names), None)
+        if output is None or not {*INPUTS} <= set(names):
+            limit = f"{', '.join(INPUTS)} and {' or '.join(OUTPUTS)}"
+            raise VerifyError("the plan has not the lanes' contract", value=names, limit=limit)
+        self.segment = SEGMENT in names
+        outputs = [name for name in names if name not in (*INPUTS, SEGMENT)]
         kinds = {name: str(engine.get_tensor_dtype(name)).rpartition(".")[2] for name in outputs}
         if unknown := {name: kind for name, kind in kinds.items() if kind not in _TYPES}:
             raise VerifyError("outputs of a type that is not compared", value=unknown, limit=", ".join(_TYPES))
         # Blocks first, as the other runners have them.
-        self.outputs = {name: kinds[name] for name in sorted(outputs, key=OUTPUT.__eq__)}
+        self.outputs = {name: kinds[name] for name in sorted(outputs, key=output.__eq__)}
 
 
 class PlanRunner:
@@ -118,9 +121,10 @@ class PlanRunner:
             )
         return int(largest[0])
 
-    def run(self, input_ids: Ids, length: Ids) -> Mapping[str, Floats]:
+    def run(self, input_ids: Ids, length: Ids, segment_start: Ids | None = None) -> Mapping[str, Floats]:
         """See `Runner.run`."""
         self.cuda.enter()
+        segment = length if segment_start is None else segment_start
         rows, width = input_ids.shape
         if length.shape != (rows, 1) or rows < 1 or not ((length >= 0) & (length <= width)).all():
             raise VerifyError("lengths do not fit the batch", value=length.tolist(), limit=f"[{rows}, 1], 0 to {width}")
@@ -132,16 +136,19 @@ class PlanRunner:
         parts = []
         for first in range(0, rows, most):
             ids = padded(input_ids[first : first + most], bucket)
-            parts.append(self._run(self._loaded[path], profile, ids, length[first : first + most]))
+            chosen = slice(first, first + most)
+            parts.append(self._run(self._loaded[path], profile, ids, length[chosen], segment[chosen]))
         found = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         return {name: np.ascontiguousarray(a[:, :width]) if a.ndim == 3 else a for name, a in found.items()}
 
-    def _run(self, plan: _Loaded, profile: int, ids: Ids, length: Ids) -> dict[str, Floats]:
+    def _run(self, plan: _Loaded, profile: int, ids: Ids, length: Ids, segment: Ids) -> dict[str, Floats]:
         cuda, context = self.cuda, plan.context
         if profile != plan.profile:
             self._need(context.set_optimization_profile_async(profile, int(cuda.stream)), f"profile {profile}")
             plan.profile = profile
         arrays = {"input_ids": ids, "length": np.ascontiguousarray(length, np.int32)}
+        if plan.segment:
+            arrays[SEGMENT] = np.ascontiguousarray(segment, np.int32)
         for name, array in arrays.items():
             address = cuda.buffer(name, array.nbytes)
             cuda.upload(address, array)

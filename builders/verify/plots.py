@@ -32,7 +32,7 @@ def plot_parity(report: ParityReport) -> str:
     axes.set_xscale("log")
     axes.axvline(max(1 - report.line.cosine, _FLOOR), color=_RED, linestyle="--", linewidth=1)
     for place, block in enumerate(report.blocks):
-        label = f"{block.cosine:.6f}" if block.finite else "not finite"
+        label = block.found if block.score_error is not None or not block.finite else f"{block.cosine:.6f}"
         axes.annotate(label, (values[place], place), xytext=(3, 0), textcoords="offset points", va="center", fontsize=7)
     axes.set_xlim(_FLOOR / 2, max(10 * max(values, default=1.0), 1e-2))
     return _finish(figure, axes, names, f"1 - worst cosine to FP32 (dashed: line {report.line.cosine})")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from builders.contract import INPUTS, SEGMENT
+from builders.contract import OUTPUT as OUTPUT
 from builders.errors import BuilderError
 from builders.graph_file import EXTERNAL_ABOVE, map_weights, save_graph, weight_bytes
 
@@ -20,8 +22,8 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int32]
 
-OUTPUT = "EMBEDDING"
-"""Name of the finished vector; every runner returns it."""
+OUTPUTS = (OUTPUT, "SCORES", "TAGS", "SPANS")
+"""Names of a lane's output, by task (`builders.tasks`); every runner returns the one of its model."""
 _PREFIX = "parity::"
 
 
@@ -32,21 +34,33 @@ class VerifyError(BuilderError):
 class Runner(Protocol):
     """A graph or an engine with the lanes' contract."""
 
-    def run(self, input_ids: Ids, length: Ids) -> Mapping[str, Floats]:
+    def run(self, input_ids: Ids, length: Ids, segment_start: Ids | None = None) -> Mapping[str, Floats]:
         """Run one padded batch.
 
         Args:
             input_ids: INT32 [b, L], token numbers; what lies beyond a row's length must not matter.
             length: INT32 [b, 1], tokens of each row, 0 to L.
+            segment_start: INT32 [b, 1], first token of the second text, for a model that takes it; None: one text.
 
         Returns:
-            `EMBEDDING` FP32 [b, dim] and, where the runner shows them, block outputs by name: FP32 [b, L, hidden]
-            or [b, hidden], first block first. An engine without marked outputs returns `EMBEDDING` alone.
+            The output, one of `OUTPUTS`, FP32 [b, size] or [b, L, size], and, where the runner shows them, block
+            outputs by name: FP32 [b, L, hidden] or [b, hidden], first block first. An engine without marked outputs
+            returns its output alone.
 
         Raises:
             VerifyError: the batch cannot be run.
         """
         ...
+
+
+def ask(runner: Runner, input_ids: Ids, length: Ids, segment_start: Ids | None) -> Mapping[str, Floats]:
+    """Run a batch; a runner of a model without segments is never told of any."""
+    return runner.run(input_ids, length) if segment_start is None else runner.run(input_ids, length, segment_start)
+
+
+def output_of(answer: Mapping[str, object]) -> str | None:
+    """Which of `OUTPUTS` an answer holds; None when it holds none."""
+    return next((name for name in OUTPUTS if name in answer), None)
 
 
 class CachedRunner:
@@ -62,12 +76,14 @@ class CachedRunner:
         self._runner, self._left = runner, most
         self._kept: dict[bytes, Mapping[str, Floats]] = {}
 
-    def run(self, input_ids: Ids, length: Ids) -> Mapping[str, Floats]:
+    def run(self, input_ids: Ids, length: Ids, segment_start: Ids | None = None) -> Mapping[str, Floats]:
         """See `Runner.run`."""
-        key = hashlib.sha256(repr(input_ids.shape).encode() + input_ids.tobytes() + length.tobytes()).digest()
+        content = [repr(input_ids.shape).encode(), input_ids.tobytes(), length.tobytes()]
+        content += [] if segment_start is None else [segment_start.tobytes()]
+        key = hashlib.sha256(b"".join(content)).digest()
         if key in self._kept:
             return self._kept[key]
-        answer = self._runner.run(input_ids, length)
+        answer = ask(self._runner, input_ids, length, segment_start)
         size = sum(array.nbytes for array in answer.values())
         if size <= self._left:
             self._left -= size
@@ -81,7 +97,7 @@ class OnnxRunner:
     Args:
         model: the graph; it is not changed.
         blocks: block name -> value name in this graph (`builders.fuse.blocks.block_outputs`), first block first; a
-            block that is the graph's output itself is left out, `EMBEDDING` is always returned.
+            block that is the graph's output itself is left out, the output is always returned.
         optimise: let ONNX Runtime rewrite the graph. Off for a graph whose FP16 is made visible by casts: the
             optimiser would take those pairs of casts out again.
         threads: threads of the session; 0 takes every core.
@@ -99,7 +115,9 @@ class OnnxRunner:
             import onnxruntime
         except ImportError:
             raise VerifyError("onnxruntime is not installed", remedy="pip install 'encoder-lanes[serve]'") from None
-        self._blocks = {name: value for name, value in (blocks or {}).items() if value != OUTPUT}
+        self._output = _output(value.name for value in model.graph.outputs)
+        self._segment = SEGMENT in {value.name for value in model.graph.inputs}
+        self._blocks = {name: value for name, value in (blocks or {}).items() if value != self._output}
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
         options.intra_op_num_threads = threads
@@ -110,28 +128,37 @@ class OnnxRunner:
             self._session = _session(onnxruntime, exposed, options)
         except Exception as error:  # onnxruntime raises a class per status code, all directly below Exception
             raise VerifyError(f"ONNX Runtime does not take the graph: {error}") from error
-        self._names = [OUTPUT, *(_PREFIX + name for name in self._blocks)]
+        self._names = [self._output, *(_PREFIX + name for name in self._blocks)]
 
-    def run(self, input_ids: Ids, length: Ids) -> Mapping[str, Floats]:
+    def run(self, input_ids: Ids, length: Ids, segment_start: Ids | None = None) -> Mapping[str, Floats]:
         """See `Runner.run`."""
+        feeds = dict(zip(INPUTS, (input_ids, length), strict=True))
+        if self._segment:
+            feeds[SEGMENT] = length if segment_start is None else segment_start
         try:
-            output, *found = self._session.run(self._names, {"input_ids": input_ids, "length": length})
+            output, *found = self._session.run(self._names, feeds)
         except Exception as error:  # see __init__
             shape = f"batch {input_ids.shape[0]}, L {input_ids.shape[1]}"
             raise VerifyError(f"the graph cannot run {shape}: {error}") from error
-        return {**dict(zip(self._blocks, found, strict=True)), OUTPUT: np.asarray(output, dtype=np.float32)}
+        return {**dict(zip(self._blocks, found, strict=True)), self._output: np.asarray(output, dtype=np.float32)}
+
+
+def _output(names: Iterable[str | None]) -> str:
+    found = list(names)
+    output = next((name for name in OUTPUTS if name in found), None)
+    if output is None:
+        raise VerifyError("the graph has no such output", value=found, limit=" or ".join(OUTPUTS))
+    return output
 
 
 def _exposed(model: onnx_ir.Model, blocks: Mapping[str, str]) -> onnx_ir.Model:
-    """A copy whose outputs are OUTPUT and one FP32 cast per block; weights are shared with the original."""
+    """A copy whose outputs are the graph's own and one FP32 cast per block; weights are shared with the original."""
     import onnx_ir
 
     copy = model.clone()
     map_weights(copy)  # a graph in memory has no folder that a data file could lie in
     values = {value.name: value for node in copy.graph for value in node.outputs}
     values |= {value.name: value for value in copy.graph.inputs}
-    if OUTPUT not in {value.name for value in copy.graph.outputs}:
-        raise VerifyError("the graph has no such output", value=OUTPUT, limit=str([v.name for v in copy.graph.outputs]))
     for name, source in blocks.items():
         if source not in values:
             raise VerifyError(

@@ -12,7 +12,7 @@ import yaml
 from builders.build import BuildResult, build
 from builders.engine import Engines
 from builders.errors import BuilderError, PublishError
-from builders.lock import LOCK, repository_lock
+from builders.lock import lock_file, repository_lock
 from builders.settings import load_settings
 from builders.verify.report import BuildReport
 from builders.versions import record_start
@@ -48,7 +48,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: list[str]) -> B
 
 
 def times_of(repository: Path) -> dict[Path, int]:
-    return {file: file.stat().st_mtime_ns for file in repository.rglob("*") if file.name != LOCK}
+    return {file: file.stat().st_mtime_ns for file in repository.rglob("*") if file.name != lock_file()}
 
 
 def test_lanes_named_first_and_the_entry_last(make: Build) -> None:
@@ -153,7 +153,9 @@ def test_leftovers_of_an_interrupted_build_removed_and_told(make: Build, steps: 
 
 def test_build_refused_when_another_holds_the_repository(make: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     first = make()
-    monkeypatch.setattr("builders.build.repository_lock", lambda path, wait_s: repository_lock(path, wait_s=0.2))
+    monkeypatch.setattr(
+        "builders.build.repository_lock", lambda path, wait_s, name: repository_lock(path, wait_s=0.2, name=name)
+    )
     with repository_lock(first.repository), pytest.raises(PublishError, match=r"another build.*process \d+"):
         make(buckets=[16, 512])
     assert make(buckets=[16, 512]).version == 2

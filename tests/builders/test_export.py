@@ -175,6 +175,64 @@ def test_cls_vector_is_first_token_when_pooling_is_cls(tiny: EncoderSource, tmp_
     np.testing.assert_allclose(got, hidden[:, 0].numpy(), atol=1e-5)  # not normalised either
 
 
+@pytest.mark.slow  # the fast proof: tests/families/test_graphs.py, with a head
+@pytest.mark.parametrize(("head", "output"), [("TokenClassification", "TAGS"), ("QuestionAnswering", "SPANS")])
+def test_rows_equal_transformers_when_task_answers_for_each_token(
+    head: str, output: str, tiny: EncoderSource, tmp_path: Path
+) -> None:
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(tiny.folder, num_labels=5 if output == "TAGS" else 2)
+    model = getattr(transformers, f"BertFor{head}")(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.save_pretrained(tmp_path)
+    shutil.copy(tiny.folder / "tokenizer.json", tmp_path)
+    source = open_source(ModelSettings(source=str(tmp_path)))
+    report = export_onnx(source, tmp_path / "model.onnx")
+
+    ids = np.random.default_rng(0).integers(1, 30522, (3, 12)).astype(np.int32)
+    length, start = np.array([[12], [7], [1]], np.int32), np.array([[5], [7], [0]], np.int32)
+    real = np.arange(12)[None] < length
+    types = ((np.arange(12)[None] >= start) & real) if source.task.segment else np.zeros_like(real)
+    feeds = {"input_ids": ids, "length": length, "segment_start": start}
+    got = onnxruntime.InferenceSession(str(report.path)).run(
+        [output], {name: feeds[name] for name in source.task.contract.inputs}
+    )[0]
+    with torch.no_grad():
+        found = model(*(torch.from_numpy(array).long() for array in (ids, real, types)))
+    if output == "TAGS":
+        expected = torch.softmax(found.logits, -1)
+    else:
+        expected = torch.stack((found.start_logits, found.end_logits), -1)
+    assert got.shape == expected.shape
+    assert expected.std() > 1e-3
+    np.testing.assert_allclose(got[real], expected.numpy()[real], atol=1e-5)
+    assert source.task.segment == (output == "SPANS")
+
+
+def test_failed_export_is_told_in_one_line_and_kept_whole_in_a_file(
+    tiny: EncoderSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        try:
+            raise ValueError("\nthis operator has no translation\nand a second line")
+        except ValueError as error:
+            raise RuntimeError("step 1 of 3 failed\nnext steps: page two") from error
+
+    monkeypatch.setattr("torch.onnx.export", fail)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(ExportError) as caught:
+        export_onnx(tiny, tmp_path / "model.onnx")
+    message = str(caught.value)
+    assert "\n" not in message
+    assert "ValueError: this operator has no translation" in message
+    (report,) = tmp_path.glob("export.*.txt")
+    assert str(report) in message
+    assert all(words in report.read_text() for words in ("page two", "a second line", "Traceback"))
+
+
 def test_weights_lie_beside_the_file_when_above_the_limit(tiny: EncoderSource, tmp_path: Path) -> None:
     report = export_onnx(tiny, tmp_path / "model.onnx", external_above=0)
     assert report.external == tmp_path / "model.onnx.data"

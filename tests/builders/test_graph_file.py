@@ -13,6 +13,7 @@ import onnxruntime
 import pytest
 from onnx import helper, numpy_helper
 
+from builders.contract import Contract
 from builders.errors import ExportError
 from builders.fuse import fuse
 from builders.graph_file import (
@@ -31,6 +32,7 @@ from tests.fuse.models import HIDDEN, LAYERS
 
 IDS = np.arange(2, 42, dtype=np.int32).reshape(2, 20)
 LENGTH = np.array([[20], [7]], np.int32)
+VECTOR = Contract(size=8)
 
 
 def answer(model: ir.Model, *, optimise: bool = True) -> Floats:
@@ -302,10 +304,10 @@ def _no_shape(model: ir.Model) -> None:
 )
 def test_refused_when_inputs_or_outputs_are_others(edit: Callable[[ir.Model], None]) -> None:
     model = graph_of()
-    check_contract(model, dim=8, positions=512)
+    check_contract(model, VECTOR, positions=512)
     edit(model)
     with pytest.raises(ExportError, match="has not the lanes' contract") as refused:
-        check_contract(model, dim=8, positions=512)
+        check_contract(model, VECTOR, positions=512)
     assert refused.value.limit is not None
     assert "FLOAT [b, 8]" in refused.value.limit
     assert "L from 1 to 512" in refused.value.limit
@@ -314,20 +316,36 @@ def test_refused_when_inputs_or_outputs_are_others(edit: Callable[[ir.Model], No
 
 def test_refused_with_both_sizes_when_vectors_are_of_another_length() -> None:
     with pytest.raises(ExportError, match=r"FLOAT \[b, 8\].*limit: .*FLOAT \[b, 16\]"):
-        check_contract(graph_of(), dim=16)
+        check_contract(graph_of(), Contract(size=16))
 
 
 def test_refused_with_the_type_when_token_numbers_are_64_bits() -> None:
     with pytest.raises(ExportError, match=r"'input_ids': 'INT64 \[b, L\]'"):
-        check_contract(graph_of(ids=onnx.TensorProto.INT64), dim=8)
+        check_contract(graph_of(ids=onnx.TensorProto.INT64), VECTOR)
 
 
 def test_refused_with_the_node_when_an_operator_is_foreign() -> None:
     model = graph_of()
     model.graph.node("pool").domain = "com.microsoft"
     with pytest.raises(ExportError, match=r"com\.microsoft::ReduceMean \(node pool\).*to do: "):
-        check_contract(model, dim=8)
+        check_contract(model, VECTOR)
+
+
+def test_graph_of_a_tagger_for_pairs_has_its_own_contract() -> None:
+    model = graph_of()
+    contract = Contract("TAGS", 8, per_token=True, segment=True)
+    with pytest.raises(ExportError, match=r"segment_start INT32 \[b, 1\], output TAGS FLOAT \[b, L, 8\]"):
+        check_contract(model, contract)
+    start = ir.Value(name="segment_start", type=ir.TensorType(ir.DataType.INT32), shape=ir.Shape(["b", 1]))
+    model.graph.inputs.append(start)
+    model.graph.outputs[0].name = "TAGS"
+    with pytest.raises(ExportError, match=r"'TAGS': 'FLOAT \[b, 8\]'"):
+        check_contract(model, contract)
+    model.graph.outputs[0].shape = ir.Shape(["b", "L", 8])
+    check_contract(model, contract)
+    with pytest.raises(ExportError, match="has not the lanes' contract"):
+        check_contract(model, Contract("TAGS", 8, per_token=True))
 
 
 def test_exported_graph_has_the_contract(small_onnx: Path) -> None:
-    check_contract(load_graph(small_onnx), dim=HIDDEN, positions=200)
+    check_contract(load_graph(small_onnx), Contract(size=HIDDEN), positions=200)

@@ -14,6 +14,7 @@ from builders.manifest import (
     Accuracy,
     Machine,
     Output,
+    Requests,
     check_compatible,
     check_complete,
     check_fits,
@@ -49,10 +50,10 @@ def test_manifest_read_as_it_was_written(repository: Path) -> None:
     ("text", "words"),
     [
         ("", "cannot be read"),
-        ("[1]", "another form: 'schema_version None'; limit: schema_version 1"),
+        ("[1]", "another form: 'schema_version None'; limit: schema_version 2"),
         ('{"fingerprint": "of an older build"}', "schema_version None"),
-        ('{"schema_version": 2}', "schema_version 2"),
-        ('{"schema_version": 1}', "model: .*Field required"),
+        ('{"schema_version": 1}', "schema_version 1.*remove .*served.json"),
+        ('{"schema_version": 2}', "model: .*Field required"),
     ],
 )
 def test_broken_manifest_refused_with_the_path_and_what_to_do(repository: Path, text: str, words: str) -> None:
@@ -119,6 +120,8 @@ def test_shorter_file_found_without_hashes(repository: Path) -> None:
         {"output": Output(name="SCORES", size=4)},
         {"output": Output(size=4, labels=("spam", "ham"))},
         {"task": "classification"},
+        {"requests": Requests(pair="optional")},
+        {"requests": Requests(segment=True)},
     ],
 )
 def test_another_model_refused_as_a_version(facts: dict[str, Any]) -> None:

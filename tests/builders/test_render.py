@@ -11,11 +11,22 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as proto
 
-from builders.render import HEADER, bucket_plan, render_configs, write_configs
+from builders.errors import SettingsError
+from builders.manifest import Manifest, built_buckets, output_of, requests_of
+from builders.render import (
+    HEADER,
+    bucket_plan,
+    facts_of_manifest,
+    facts_of_source,
+    render_configs,
+    render_versions,
+    write_configs,
+)
 from builders.serving.entry.config import BucketRoute, EntryConfig
 from builders.serving.lane.config import LaneConfig
 from builders.settings import DeploySettings, load_settings
 from builders.source import EncoderSource, open_source
+from builders.tasks import Task, TaskFacts
 
 ROOT = Path(__file__).parents[2]
 LANES = {128: 32, 256: 32, 512: 32, 1024: 16, 2048: 8}
@@ -207,7 +218,7 @@ def test_entry_parameters_read_back_by_the_entry(native: dict[str, Any]) -> None
         wake_after_ms=2.0,
         pad_id=0,
         output="EMBEDDING",
-        dim=384,
+        size=384,
         late_bound=2,
         long_workers=1,
         long_bound=64,
@@ -215,7 +226,153 @@ def test_entry_parameters_read_back_by_the_entry(native: dict[str, Any]) -> None
             BucketRoute(length, f"encoder_{length}", batch, "long" if length > 512 else "together")
             for length, batch in LANES.items()
         ),
+        task="embedding",
+        pair="none",
+        segment=False,
+        labels=(),
+        dimensions=(),
+        normalize=True,
+        prompts={},
+        default_prompt=None,
+        overlap=256,
+        max_windows=64,
+        aggregation="simple",
+        max_answer_tokens=30,
     )
+
+
+def test_limits_told_to_clients(native: dict[str, Any]) -> None:
+    parameters = {name: value.string_value for name, value in native["encode"].parameters.items() if name != "entry"}
+    assert parameters.pop("task") == "embedding"
+    assert {name: json.loads(value) for name, value in parameters.items()} == {
+        "labels": [],
+        "limits": {
+            "max_tokens": 2048,
+            "max_texts": 32,
+            "max_text_bytes": 65536,
+            "max_request_bytes": 524_288,
+            "max_windows": 64,
+            "buckets": list(LANES),
+        },
+        "dimensions": [384],
+        "prompts": [],
+    }
+
+
+# Tasks
+
+
+def tasked(source: EncoderSource, name: Task, size: int, **facts: Any) -> EncoderSource:
+    """The same encoder with another head."""
+    return replace(source, task=TaskFacts(name, size, **facts))
+
+
+TAGGER: dict[str, Any] = {"name": "tagging", "size": 3, "labels": ("O", "B-X", "I-X")}
+RERANKER: dict[str, Any] = {"name": "reranking", "size": 1, "labels": ("score",), "pair": "required", "segment": True}
+ANSWERER: dict[str, Any] = {"name": "answering", "size": 2, "pair": "required", "segment": True}
+CLASSIFIER: dict[str, Any] = {"name": "classification", "size": 6, "labels": tuple("abcdef"), "pair": "optional"}
+
+
+@pytest.mark.parametrize(
+    ("facts", "lane", "entry"),
+    [
+        (TAGGER, ("TAGS", [128, 3]), ("ENTITIES", proto.TYPE_STRING, [1])),
+        (RERANKER, ("SCORES", [1]), ("SCORES", proto.TYPE_FP32, [1])),
+        (ANSWERER, ("SPANS", [128, 2]), ("ANSWERS", proto.TYPE_STRING, [1])),
+        (CLASSIFIER, ("SCORES", [6]), ("SCORES", proto.TYPE_FP32, [6])),
+    ],
+)
+def test_tensors_are_those_of_the_task(
+    production: tuple[DeploySettings, EncoderSource], facts: dict[str, Any], lane: Any, entry: Any
+) -> None:
+    settings, source = production
+    configs = parse(render_configs(settings, tasked(source, **facts)))
+    first = configs["encoder_128"]
+    inputs = {item.name: (list(item.dims), item.optional) for item in first.input}
+    places = {"segment_start": ([1], False)} if facts.get("segment") else {}
+    assert inputs == {"input_ids": ([128], False), "length": ([1], False), **places}
+    assert [(item.name, item.data_type, list(item.dims)) for item in first.output] == [
+        (lane[0], proto.TYPE_FP32, lane[1])
+    ]
+    for spec in first.optimization.cuda.graph_spec:
+        for shapes in (spec.input, spec.graph_lower_bound.input):
+            assert {name: list(shape.dim) for name, shape in shapes.items()} == {n: d for n, (d, _) in inputs.items()}
+    assert {name: list(item.dims) for name, item in first.model_warmup[0].inputs.items()} == {
+        name: dims for name, (dims, _) in inputs.items()
+    }
+    output = configs["encode"].output[0]
+    assert (output.name, output.data_type, list(output.dims)) == entry
+    texts = [(item.name, item.data_type, list(item.dims), item.optional) for item in configs["encode"].input]
+    pair = [("TEXT_PAIR", proto.TYPE_STRING, [-1], True)] if facts.get("pair", "none") != "none" else []
+    assert texts == [("TEXT", proto.TYPE_STRING, [-1], False), *pair]
+    read = EntryConfig.from_model_config(model_config_json(configs["encode"]))
+    assert (read.task, read.size, read.output) == (facts["name"], facts["size"], lane[0])
+    assert read.labels == facts.get("labels", ())
+    assert (read.pair, read.segment) == (facts.get("pair", "none"), facts.get("segment", False))
+    assert json.loads(configs["encode"].parameters["labels"].string_value) == list(facts.get("labels", ()))
+    assert json.loads(configs["encode"].parameters["dimensions"].string_value) == []
+
+
+def test_lane_of_the_cpu_told_of_segments_and_rows_for_each_token() -> None:
+    settings, source = load("deploy.cpu.yaml")
+    for facts, told in ((TAGGER, (True, False)), (ANSWERER, (True, True)), (RERANKER, (False, True))):
+        config = parse(render_configs(settings, tasked(source, **facts)))["encoder_16"]
+        lane = LaneConfig.from_model_config(model_config_json(config))
+        assert (lane.per_token, lane.segment) == told
+
+
+def test_size_is_free_when_a_request_may_choose_it(production: tuple[DeploySettings, EncoderSource]) -> None:
+    settings, source = production
+    task = replace(source.task, dimensions=(64, 128), prompts={"query": "query: "}, default_prompt="query")
+    configs = parse(render_configs(settings, replace(source, task=task)))
+    assert list(configs["encode"].output[0].dims) == [-1]
+    assert list(configs["encoder_128"].output[0].dims) == [384]
+    read = EntryConfig.from_model_config(model_config_json(configs["encode"]))
+    assert (read.dimensions, read.prompts, read.default_prompt) == ((64, 128), {"query": "query: "}, "query")
+    told = {name: json.loads(configs["encode"].parameters[name].string_value) for name in ("dimensions", "prompts")}
+    assert told == {"dimensions": [64, 128, 384], "prompts": ["query"]}
+
+
+def test_entry_takes_its_manner_from_the_settings(production: tuple[DeploySettings, EncoderSource]) -> None:
+    settings, source = production
+    own = changed(
+        settings,
+        model={"overlap": 100, "aggregation": "max", "max_answer_tokens": 7},
+        entry={"max_windows": 5},
+    )
+    read = EntryConfig.from_model_config(model_config_json(parse(render_configs(own, source))["encode"]))
+    assert (read.overlap, read.aggregation, read.max_answer_tokens, read.max_windows) == (100, "max", 7, 5)
+    with pytest.raises(SettingsError, match=r"model\.overlap.*2044; limit: at most 2043 with 2048 tokens"):
+        render_configs(changed(settings, model={"overlap": 2044}), source)
+
+
+def test_version_rendered_from_its_manifest_as_it_was_built(
+    production: tuple[DeploySettings, EncoderSource],
+) -> None:
+    settings, source = production
+    for facts in (TAGGER, RERANKER):
+        built = tasked(source, **facts)
+        plan = bucket_plan(settings, built)
+        manifest = Manifest.model_validate_json(
+            Manifest(
+                model="m", model_sha256="0", task=built.task.name, output=output_of(built.task),
+                requests=requests_of(built.task), engine="tensorrt", precision="fp16",
+                buckets=built_buckets(plan.buckets),
+                max_tokens=plan.max_tokens, positions=plan.positions, pad_id=source.pad_id, serving_sha256="0",
+                graph_sha256="0", date="2026-01-01", fingerprint="0",
+            ).model_dump_json()
+        )  # fmt: skip
+        rendered = render_versions(settings, {1: facts_of_manifest(settings, manifest)}, 1)
+        assert rendered == render_configs(settings, built)
+
+
+def test_versions_with_other_tensors_refused_in_one_configuration(
+    production: tuple[DeploySettings, EncoderSource],
+) -> None:
+    settings, source = production
+    versions = {1: facts_of_source(settings, source), 2: facts_of_source(settings, tasked(source, **TAGGER))}
+    with pytest.raises(SettingsError, match=r"encoder_128 has other tensors in each version.*TAGS \[128, 3\]"):
+        render_versions(settings, versions, 1)
 
 
 def test_late_buckets_named_to_the_entry(production: tuple[DeploySettings, EncoderSource]) -> None:
@@ -351,10 +508,11 @@ def test_several_gpus_given_to_every_lane(production: tuple[DeploySettings, Enco
 
 def test_output_size_and_padding_taken_from_the_model(production: tuple[DeploySettings, EncoderSource]) -> None:
     settings, source = production
-    configs = parse(render_configs(settings, replace(source, dim=768, pad_id=1)))
+    other = replace(source, architecture=replace(source.architecture, pad_id=1), task=replace(source.task, size=768))
+    configs = parse(render_configs(settings, other))
     assert all(list(config.output[0].dims) == [768] for config in configs.values())
     entry = EntryConfig.from_model_config(model_config_json(configs["encode"]))
-    assert (entry.dim, entry.pad_id) == (768, 1)
+    assert (entry.size, entry.pad_id) == (768, 1)
 
 
 # The CPU lanes
@@ -369,12 +527,19 @@ def test_cpu_lanes_read_back_by_the_lane(cpu: dict[str, Any]) -> None:
         (group,) = config.instance_group
         assert (group.count, group.kind) == (1, proto.ModelInstanceGroup.KIND_CPU)
         assert not config.HasField("optimization")
-        assert not config.model_warmup, "the engine warms itself up in initialize"
+        # The engine warms itself up in initialize; this is for the way through Triton.
+        assert [warm.batch_size for warm in config.model_warmup] == [1]
+        assert {name: list(item.dims) for name, item in config.model_warmup[0].inputs.items()} == {
+            "input_ids": list(config.input[0].dims),
+            "length": [1],
+        }
         assert LaneConfig.from_model_config(model_config_json(config)) == LaneConfig(
             engine="onnxruntime",
             file="model.onnx",
             length=int(name.removeprefix("encoder_")),
             output="EMBEDDING",
+            per_token=False,
+            segment=False,
             steps=(1, 2, 4) if name == "encoder_512" else (1, 2, 4, 8),
             threads=1,
             nice=0,

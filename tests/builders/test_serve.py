@@ -128,6 +128,13 @@ def test_raises_before_anything_runs_when_the_model_is_unknown(tmp_path: Path) -
 
 
 def test_samples_a_text_when_the_entry_is_served() -> None:
-    words = shlex.split(sample_request("http://127.0.0.1:8000", ["encoder_16", "encode"]))
+    words = shlex.split(sample_request("http://127.0.0.1:8000", "encode"))
     assert words[2] == "http://127.0.0.1:8000/v2/models/encode/infer"
     assert json.loads(words[-1])["inputs"][0]["shape"] == [1, 1]
+
+
+def test_samples_the_named_entry_and_a_pair_where_it_takes_nothing_else() -> None:
+    words = shlex.split(sample_request("http://127.0.0.1:8000", "encode_topics", paired=True))
+    assert words[2] == "http://127.0.0.1:8000/v2/models/encode_topics/infer"
+    assert [tensor["name"] for tensor in json.loads(words[-1])["inputs"]] == ["TEXT", "TEXT_PAIR"]
+    assert sample_request("http://127.0.0.1:8000", "encoder_16").endswith("/v2/models/encoder_16/config")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 from builders.errors import SourceError
 from builders.settings import ModelSettings
@@ -20,10 +21,10 @@ BERT: dict[str, Any] = {
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
     "max_position_embeddings": 64,
+    "vocab_size": 6,
     "pad_token_id": 0,
 }
 OLD = "sentence_transformers.models."
-NEW = "sentence_transformers.sentence_transformer.modules.pooling."
 
 
 def write(path: Path, document: object) -> None:
@@ -54,9 +55,10 @@ def opened(folder: Path, **settings: Any) -> EncoderSource:
 
 def test_minilm_is_read_as_its_own_files_say(minilm_source: EncoderSource) -> None:
     s = minilm_source
-    assert (s.family, s.hidden_size, s.dim, s.layers, s.heads) == ("bert", 384, 384, 6, 12)
-    assert (s.positions, s.table_positions, s.pad_id, s.first_position, s.tiled) == (512, 512, 0, 0, False)
-    assert (s.pooling, s.normalize, s.max_tokens, len(s.sha256)) == ("mean", True, 512, 64)
+    assert (s.family, s.architecture.hidden_size, s.size, s.layers, s.heads) == ("bert", 384, 384, 6, 12)
+    assert (s.positions, s.architecture.table_positions, s.pad_id, s.tiled) == (512, 512, 0, False)
+    assert (s.task.name, s.task.pooling, s.task.normalize, s.max_tokens) == ("embedding", ("mean",), True, 512)
+    assert (s.transformer, s.lower_case, len(s.sha256)) == (s.folder, False, 64)
     assert open_source(ModelSettings(source=MINILM)).max_tokens == 256  # sentence_bert_config.json
 
 
@@ -69,7 +71,7 @@ def test_package_is_not_executed_when_source_is_opened(tmp_path: Path, monkeypat
     made_up(tmp_path / "booby_trap" / "inner")
     (tmp_path / "booby_trap" / "__init__.py").write_text("raise RuntimeError('executed')")
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert open_source(ModelSettings(source="package:booby_trap/inner")).hidden_size == 8
+    assert open_source(ModelSettings(source="package:booby_trap/inner")).size == 8
     with pytest.raises(SourceError, match=r"folders in .*booby_trap: inner"):
         open_source(ModelSettings(source="package:booby_trap/innner"))
     with pytest.raises(SourceError, match="no such folder"):
@@ -109,7 +111,7 @@ def test_refused_when_weights_are_lfs_pointer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"model_type": "gpt2"}, "model_type.*'gpt2'.*supported: bert"),
+        ({"model_type": "gpt2"}, "decoder.*'gpt2'.*bidirectional encoders: bert"),
         ({"auto_map": {"AutoModel": "custom.Model"}}, "custom code.*trust_remote_code"),
         ({"is_decoder": True}, "is_decoder"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
@@ -122,66 +124,18 @@ def test_refused_with_value_when_config_is_not_served(tmp_path: Path, config: di
         opened(made_up(tmp_path, **config))
 
 
-@pytest.mark.parametrize(
-    ("pooling", "expected"),
-    [
-        ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}, "mean"),
-        ({"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True}, "cls"),
-        ({"pooling_mode": "mean"}, "mean"),
-        ({"pooling_mode": "cls"}, "cls"),
-        ({"pooling_mode": ["cls"]}, "cls"),
-        ({}, "mean"),
-    ],
-)
-@pytest.mark.parametrize("prefix", [OLD, NEW])
-def test_pooling_is_read_when_keys_are_old_or_new(
-    tmp_path: Path, prefix: str, pooling: dict[str, Any], expected: str
-) -> None:
-    add_modules(made_up(tmp_path), f"{prefix}Transformer", f"{prefix}Pooling", pooling=pooling)
-    assert (opened(tmp_path).pooling, opened(tmp_path).normalize) == (expected, False)
-
-
-@pytest.mark.parametrize(
-    ("pooling", "words"),
-    [
-        ({"pooling_mode_max_tokens": True}, "max"),
-        ({"pooling_mode": "lasttoken"}, "lasttoken"),
-        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}, "cls.*mean"),
-    ],
-)
-def test_pooling_is_refused_when_not_mean_or_cls(tmp_path: Path, pooling: dict[str, Any], words: str) -> None:
-    add_modules(made_up(tmp_path), f"{OLD}Transformer", f"{OLD}Pooling", pooling=pooling)
-    with pytest.raises(SourceError, match=f"pooling.*{words}.*mean or cls"):
-        opened(tmp_path)
-
-
-def test_modules_are_refused_when_dense_or_custom(tmp_path: Path) -> None:
-    made_up(tmp_path)
-    for last in (f"{OLD}Dense", "custom_st.Normalize"):
-        add_modules(tmp_path, f"{OLD}Transformer", f"{OLD}Pooling", last, pooling={"pooling_mode": "mean"})
-        with pytest.raises(SourceError, match=last):
-            opened(tmp_path)
-
-
 def test_mean_and_not_normalised_when_modules_json_is_missing(tmp_path: Path) -> None:
     source = opened(made_up(tmp_path))
-    assert (source.pooling, source.normalize, source.max_tokens) == ("mean", False, 64)
+    assert (source.task.pooling, source.task.normalize, source.max_tokens) == (("mean",), False, 64)
 
 
 def test_settings_win_when_they_differ_from_modules_json(tmp_path: Path) -> None:
     names = (f"{OLD}Transformer", f"{OLD}Pooling", f"{OLD}Normalize")
     add_modules(made_up(tmp_path), *names, pooling={"pooling_mode": "mean"})
-    assert opened(tmp_path).normalize
+    assert opened(tmp_path).task.normalize
     other = opened(tmp_path, pooling="cls", normalize=False)
-    assert (other.pooling, other.normalize) == ("cls", False)
+    assert (other.task.pooling, other.task.steps) == (("cls",), ())
     assert other.sha256 != opened(tmp_path).sha256
-
-
-def test_default_prompt_is_refused_when_set(tmp_path: Path) -> None:
-    add_modules(made_up(tmp_path), f"{OLD}Transformer", f"{OLD}Pooling", pooling={"pooling_mode": "mean"})
-    write(tmp_path / "config_sentence_transformers.json", {"prompts": {"q": "query: "}, "default_prompt_name": "q"})
-    with pytest.raises(SourceError, match="default prompt: 'q'"):
-        opened(tmp_path)
 
 
 def test_max_tokens_is_own_limit_when_settings_name_none(tmp_path: Path) -> None:
@@ -191,6 +145,8 @@ def test_max_tokens_is_own_limit_when_settings_name_none(tmp_path: Path) -> None
     assert opened(tmp_path).max_tokens == 48
     write(tmp_path / "sentence_bert_config.json", {"max_seq_length": 32})
     assert (opened(tmp_path).max_tokens, opened(tmp_path, max_tokens=64).max_tokens) == (32, 64)
+    write(tmp_path / "sentence_bert_config.json", {"max_seq_length": 66})
+    assert opened(tmp_path).max_tokens == 64
 
 
 def test_both_numbers_are_named_when_max_tokens_is_above_positions(tmp_path: Path) -> None:
@@ -200,7 +156,8 @@ def test_both_numbers_are_named_when_max_tokens_is_above_positions(tmp_path: Pat
 
 def test_positions_grow_when_tiled(tmp_path: Path) -> None:
     source = opened(made_up(tmp_path), tile_positions=256, max_tokens=200)
-    assert (source.positions, source.table_positions, source.tiled, source.max_tokens) == (256, 64, True, 200)
+    assert (source.positions, source.architecture.positions) == (256, 64)
+    assert (source.tiled, source.max_tokens) == (True, 200)
     assert source.sha256 != opened(tmp_path).sha256
 
 
@@ -210,12 +167,63 @@ def test_tiling_is_refused_when_not_whole_multiple(tmp_path: Path, positions: in
         opened(made_up(tmp_path), tile_positions=positions)
 
 
-def test_lower_case_is_refused_when_tokenizer_does_not(tmp_path: Path) -> None:
-    write(made_up(tmp_path) / "sentence_bert_config.json", {"do_lower_case": True})
-    with pytest.raises(SourceError, match="do_lower_case"):
+def test_tokenizer_lower_cases_when_the_folder_asks_for_it(tmp_path: Path) -> None:
+    write(made_up(tmp_path / "model") / "sentence_bert_config.json", {"do_lower_case": True})
+    before = opened(tmp_path / "model")
+    words = {"type": "WordLevel", "vocab": {"moon": 0, "[UNK]": 1}, "unk_token": "[UNK]"}
+    lower, strip = {"type": "Lowercase"}, {"type": "Strip", "strip_left": True, "strip_right": True}
+    for own, written in (
+        (None, {"type": "Sequence", "normalizers": [lower]}),
+        (strip, {"type": "Sequence", "normalizers": [lower, strip]}),
+        ({"type": "Sequence", "normalizers": [strip]}, {"type": "Sequence", "normalizers": [lower, strip]}),
+        (lower, lower),
+    ):
+        write(tmp_path / "model" / "tokenizer.json", {"model": words, "normalizer": own})
+        source = opened(tmp_path / "model")
+        path = write_tokenizer(source, tmp_path / "out")
+        assert json.loads(path.read_text(encoding="utf-8"))["normalizer"] == written
+        assert Tokenizer.from_file(str(path)).encode("MOON").ids == [0]
+    write(tmp_path / "model" / "sentence_bert_config.json", {})
+    assert (before.lower_case, opened(tmp_path / "model").lower_case) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (("vocab.txt",), r"only vocab\.txt.*to do: python -c .*AutoTokenizer.*save_pretrained.* writes it"),
+        (("vocab.json", "merges.txt"), r"only vocab\.json and merges\.txt.*to do: python -c"),
+        (("spiece.model",), r"only spiece\.model.*to do: pip install sentencepiece protobuf, then python -c"),
+        (("merges.txt",), r"nor files to make one of.*limit: tokenizer\.json, or one of .*vocab\.json \+ merges\.txt"),
+    ],
+)
+def test_command_that_makes_the_tokenizer_named_when_its_files_are_there(
+    tmp_path: Path, names: tuple[str, ...], words: str
+) -> None:
+    (made_up(tmp_path) / "tokenizer.json").unlink()
+    for name in names:
+        (tmp_path / name).write_text("x")
+    with pytest.raises(SourceError, match=words):
         opened(tmp_path)
-    write(tmp_path / "tokenizer.json", {"normalizer": {"type": "Lowercase"}})
-    assert opened(tmp_path).max_tokens == 64
+
+
+def test_command_of_the_refusal_writes_the_tokenizer(tmp_path: Path) -> None:
+    (made_up(tmp_path) / "tokenizer.json").unlink()
+    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "moon"]))
+    with pytest.raises(SourceError) as refused:
+        opened(tmp_path)
+    code = str(refused.value.remedy).split('"')[1]
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    assert Tokenizer.from_file(str(write_tokenizer(opened(tmp_path), tmp_path / "out"))).encode("moon").ids == [2, 5, 3]
+
+
+def test_template_of_pairs_survives_in_the_written_tokenizer(minilm_source: EncoderSource, tmp_path: Path) -> None:
+    served = Tokenizer.from_file(str(write_tokenizer(minilm_source, tmp_path)))
+    original = Tokenizer.from_file(str(minilm_source.folder / "tokenizer.json"))
+    original.no_padding()
+    original.no_truncation()
+    one, other = (each.encode("how far", "is the moon") for each in (served, original))
+    assert (one.ids, one.type_ids) == (other.ids, other.type_ids)
+    assert sum(one.type_ids) == 4
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
@@ -228,8 +236,6 @@ def test_hash_changes_when_file_changes(tmp_path: Path, name: str) -> None:
 
 
 def test_tokenizer_has_no_padding_and_truncation_when_written(minilm_source: EncoderSource, tmp_path: Path) -> None:
-    from tokenizers import Tokenizer
-
     path = write_tokenizer(minilm_source, tmp_path / "new")
     written = json.loads(path.read_text(encoding="utf-8"))
     original = json.loads((minilm_source.folder / "tokenizer.json").read_text(encoding="utf-8"))

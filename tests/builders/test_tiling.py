@@ -95,4 +95,4 @@ def test_vectors_are_as_before_and_long_ones_finite_when_tiled_model_is_exported
 
 def test_model_files_are_untouched_when_tiled(tiled_source: EncoderSource) -> None:
     config = json.loads((tiled_source.folder / "config.json").read_text(encoding="utf-8"))
-    assert config["max_position_embeddings"] == tiled_source.table_positions == 512
+    assert config["max_position_embeddings"] == tiled_source.architecture.table_positions == 512

@@ -91,11 +91,11 @@ class FakeServer:
     def wait_served(self, model: str, versions: tuple[int, ...]) -> None:
         assert set(versions) <= set(self.loaded[model])
 
-    def ask_lane(self, model: str, version: int, length: int, output: str) -> np.ndarray:
+    def ask_lane(self, model: str, version: int, widths: dict[str, int], output: str) -> np.ndarray:
         assert version in self.loaded[model]
         return np.zeros((1, self.size), dtype=np.float32)
 
-    def ask_entry(self, model: str, version: int, text: str, output: str) -> np.ndarray:
+    def ask_entry(self, model: str, version: int, texts: dict[str, str], output: str) -> np.ndarray:
         assert self.loaded[model] == (version,)
         return self.vector
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,14 @@ import onnx_ir as ir
 import onnxruntime
 import torch
 
+from builders.backbone import Backbone
+from builders.contract import INPUTS, OUTPUT
 from builders.encoder import ContractEncoder
-from builders.export import INPUTS, OUTPUT, _quiet_export
+from builders.export import _quiet_export
+from builders.families import read_architecture
 from builders.fuse import FuseReport, fuse
 from builders.fuse.graph import add_constant, add_node, replace
+from builders.heads import EmbeddingHead, NormalizeStep
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -21,14 +26,14 @@ LAYERS, HIDDEN, HEADS, LIMIT, WORDS = 3, 48, 4, 200, 300
 
 
 def random_encoder(family: str, *, attention: str = "eager") -> ContractEncoder:
-    """A model of a family with every parameter random, biases and LayerNorms included."""
+    """A model of a family with every parameter random, biases and LayerNorms included; mean pooled, normalised."""
     import transformers
 
     torch.manual_seed(0)
     first = 2 if family in ("mpnet", "roberta") else 0
     common = {"vocab_size": WORDS, "max_position_embeddings": LIMIT + first, "attn_implementation": attention}
     sizes = {"hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "intermediate_size": 96}
-    model: torch.nn.Module
+    model: Any
     if family == "bert":
         model = transformers.BertModel(transformers.BertConfig(**sizes, **common), add_pooling_layer=False)
     elif family == "mpnet":
@@ -42,8 +47,8 @@ def random_encoder(family: str, *, attention: str = "eager") -> ContractEncoder:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.2)
-    types = family in ("bert", "roberta")
-    encoder = ContractEncoder(model, pooling="mean", normalize=True, first_position=first, token_types=types)
+    architecture = read_architecture(model.config.to_dict(), Path("random"))
+    encoder = ContractEncoder(Backbone(model, architecture), EmbeddingHead(("mean",), (NormalizeStep(),)))
     return encoder.eval().requires_grad_(False)
 
 
@@ -107,7 +112,10 @@ def fused(model: ir.Model, family: str, **options: Any) -> tuple[ir.Model, FuseR
 
 
 def decompose(model: ir.Model, *, gelu: str = "none") -> ir.Model:
-    """A copy as an older exporter writes it: LayerNorm and GELU in pieces, constants at the left of each product."""
+    """A copy as an older exporter writes it: LayerNorm and GELU in pieces, constants at the left of each product.
+
+    `gelu` is the form: `none` by Erf, `tanh` with a power, `fast` as transformers' gelu_fast groups it.
+    """
     model = model.clone()
     graph = model.graph
     constants = {
@@ -142,6 +150,10 @@ def decompose(model: ir.Model, *, gelu: str = "none") -> ir.Model:
         elif node.op_type == "Gelu" and gelu == "none":
             gate = op("Add", op("Erf", op("Div", x, constants["root"])), constants["one"])
             replace(output, op("Mul", constants["half"], op("Mul", x, gate)))
+        elif node.op_type == "Gelu" and gelu == "fast":
+            inner = op("Add", constants["one"], op("Mul", x, op("Mul", x, constants["c"])))
+            gate = op("Tanh", op("Mul", op("Mul", x, constants["t"]), inner))
+            replace(output, op("Mul", op("Mul", constants["half"], x), op("Add", constants["one"], gate)))
         elif node.op_type == "Gelu":
             inner = op("Add", x, op("Mul", constants["c"], op("Pow", x, constants["three"])))
             gate = op("Add", constants["one"], op("Tanh", op("Mul", constants["t"], inner)))

@@ -18,6 +18,7 @@ from builders.change import VersionChange
 from builders.control import ModelControl
 from builders.errors import LoadError, ManifestError, RestrictedError, UnreachableError
 from builders.manifest import read_manifest
+from builders.names import entry_model, lane_model
 from builders.ports import free_ports
 from builders.server import TritonServer
 from builders.settings import DeploySettings, load_settings
@@ -98,17 +99,17 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 @pytest.fixture(scope="module")
 def expected(site: Site) -> dict[int, np.ndarray]:
     """Each version's vectors of `TEXTS`, computed without a server."""
-    return {1: engine_vectors(site, 1), 2: engine_vectors(site, 2)}
+    return {version: engine_vectors(site.repository, version) for version in (1, 2)}
 
 
-def engine_vectors(site: Site, version: int) -> np.ndarray:
+def engine_vectors(repository: Path, version: int, name: str = "") -> np.ndarray:
     import onnxruntime
     from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_file(str(site.repository / f"encode/{version}/tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(repository / entry_model(name) / str(version) / "tokenizer.json"))
     tokenizer.no_padding()
     tokenizer.enable_truncation(64)
-    session = onnxruntime.InferenceSession(str(site.repository / f"encoder_64/{version}/model.onnx"))
+    session = onnxruntime.InferenceSession(str(repository / lane_model(name, 64) / str(version) / "model.onnx"))
     rows = []
     for text in TEXTS:
         ids = np.array([tokenizer.encode(text).ids], dtype=np.int32)
@@ -130,13 +131,13 @@ class Traffic:
 
 
 @contextmanager
-def traffic(url: str) -> Iterator[Traffic]:
-    """Eight clients that ask as fast as they are answered."""
+def traffic(url: str, *, model: str = "encode", clients: int = CLIENTS) -> Iterator[Traffic]:
+    """Clients that ask as fast as they are answered."""
     seen, stop = Traffic(), threading.Event()
 
     def client_loop(first: int) -> None:
         number = first
-        with EncoderClient(url) as client:
+        with EncoderClient(url, model=model) as client:
             while not stop.is_set():
                 number = (number + 5) % len(TEXTS)
                 sent = time.monotonic()
@@ -147,7 +148,7 @@ def traffic(url: str) -> Iterator[Traffic]:
                 else:
                     seen.answers.append((sent, time.monotonic(), number, vector))
 
-    threads = [threading.Thread(target=client_loop, args=(first,)) for first in range(CLIENTS)]
+    threads = [threading.Thread(target=client_loop, args=(first,)) for first in range(clients)]
     for thread in threads:
         thread.start()
     try:

@@ -6,13 +6,17 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from builders.serving.entry.config import BucketRoute, EntryConfig
+from builders.serving.entry.group import LaneInputs
+from builders.serving.entry.request import Question
 from builders.serving.entry.ticket import Ticket
-from builders.serving.entry.tokenise import Tokens
+from builders.serving.entry.tokenise import Piece, Tokens
 
 DIM = 3
 #: No text holds this token, so padding cannot be mistaken for text.
@@ -24,11 +28,17 @@ PATIENCE_S = 10.0
 
 def tokens(length: int, mark: int | None = None) -> Tokens:
     """A text of `length` tokens, each the text's own mark."""
-    return Tokens(np.full(length, next(_marks) if mark is None else mark, dtype=np.int32), 0)
+    ids = np.full(length, next(_marks) if mark is None else mark, dtype=np.int32)
+    return Tokens((Piece(ids, length, own=length),), 0)
 
 
 def ticket(*lengths: int, cancelled: Callable[[], bool] = lambda: False) -> Ticket:
-    return Ticket([tokens(length) for length in lengths], DIM, cancelled)
+    return Ticket([tokens(length) for length in lengths], Question(("",) * len(lengths)), cancelled)
+
+
+def vectors(of: Ticket) -> NDArray[np.float32]:
+    """What the lanes answered, FP32 [pieces, DIM]."""
+    return np.stack(of.rows) if of.rows else np.empty((0, DIM), dtype=np.float32)
 
 
 def expected(of: Ticket, buckets: Iterable[BucketRoute]) -> NDArray[np.float32]:
@@ -39,8 +49,10 @@ def expected(of: Ticket, buckets: Iterable[BucketRoute]) -> NDArray[np.float32]:
     return np.array(rows, dtype=np.float32).reshape(-1, DIM)
 
 
-def lane(route: BucketRoute, ids: NDArray[np.int32], length: NDArray[np.int32]) -> NDArray[np.float32]:
+def lane(route: BucketRoute, inputs: LaneInputs) -> NDArray[np.float32]:
     """A lane that checks its contract: INT32, exactly the bucket's length, padded behind each text."""
+    assert list(inputs) == ["input_ids", "length"]
+    ids, length = inputs["input_ids"], inputs["length"]
     assert ids.dtype == length.dtype == np.int32
     assert ids.shape == (len(length), route.length)
     assert length.shape == (len(ids), 1)
@@ -55,8 +67,9 @@ def route(length: int, answer: str = "together", batch: int = 4) -> BucketRoute:
     return BucketRoute(length, f"encoder_{length}", batch, answer)
 
 
-def config(*buckets: BucketRoute, late_bound: int = 2, long_workers: int = 1, long_bound: int = 64) -> EntryConfig:
-    return EntryConfig(
+def config(*buckets: BucketRoute, **changes: Any) -> EntryConfig:
+    """The settings of an embedding model with these buckets."""
+    own = EntryConfig(
         max_tokens=buckets[-1].length,
         max_text_bytes=1000,
         max_request_bytes=10_000,
@@ -64,12 +77,25 @@ def config(*buckets: BucketRoute, late_bound: int = 2, long_workers: int = 1, lo
         wake_after_ms=0,
         pad_id=PAD,
         output="EMBEDDING",
-        dim=DIM,
-        late_bound=late_bound,
-        long_workers=long_workers,
-        long_bound=long_bound,
+        size=DIM,
+        late_bound=2,
+        long_workers=1,
+        long_bound=64,
         buckets=buckets,
+        task="embedding",
+        pair="none",
+        segment=False,
+        labels=(),
+        dimensions=(),
+        normalize=True,
+        prompts={},
+        default_prompt=None,
+        overlap=4,
+        max_windows=64,
+        aggregation="simple",
+        max_answer_tokens=30,
     )
+    return replace(own, **changes)
 
 
 class Mailbox:

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from builders.serving.entry.config import BucketRoute
 from builders.serving.entry.dispatch import Dispatcher, LaneCall
 from builders.serving.entry.errors import LaneError
-from builders.serving.entry.group import Row
+from builders.serving.entry.group import LaneInputs, Row
 from builders.serving.entry.ticket import Ticket
-from tests.serving.parts import DIM, PATIENCE_S, Mailbox, config, eventually, expected, lane, route, ticket
+from tests.serving.parts import DIM, PATIENCE_S, Mailbox, config, eventually, expected, lane, route, ticket, vectors
 
 SHORT, MIDDLE, LATE, LATER, LONG, LONGER = (
     route(4, "together", 3),
@@ -52,15 +52,15 @@ class Lanes:
         self.held_back[bucket.length] = threading.Event()
         return self.held_back[bucket.length]
 
-    def __call__(self, own: BucketRoute, ids: NDArray[np.int32], length: NDArray[np.int32]) -> NDArray[np.float32]:
+    def __call__(self, own: BucketRoute, inputs: LaneInputs) -> NDArray[np.float32]:
         with self._lock:
             self.calls[own.length] += 1
-            self.marks += ids[:, 0].tolist()
+            self.marks += inputs["input_ids"][:, 0].tolist()
         if own.length in self.held_back:
             assert self.held_back[own.length].wait(PATIENCE_S)
         if own.length in self.failing:
             return self.failing[own.length]()  # type: ignore[no-any-return]
-        return lane(own, ids, length)
+        return lane(own, inputs)
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def is_done(own: Ticket) -> bool:
 
 
 def is_right(own: Ticket) -> bool:
-    return own.refusal is None and bool((own.vectors == expected(own, ALL)).all())
+    return own.refusal is None and bool((vectors(own) == expected(own, ALL)).all())
 
 
 # Any mix of requests
@@ -208,9 +208,9 @@ def test_nothing_called_when_the_batch_is_empty(
 def test_groups_of_a_batch_in_flight_at_the_same_time(make: Callable[..., Dispatcher], mailbox: Mailbox) -> None:
     meeting = threading.Barrier(3)
 
-    def call(own: BucketRoute, ids: NDArray[np.int32], length: NDArray[np.int32]) -> NDArray[np.float32]:
+    def call(own: BucketRoute, inputs: LaneInputs) -> NDArray[np.float32]:
         meeting.wait(PATIENCE_S)
-        return lane(own, ids, length)
+        return lane(own, inputs)
 
     tickets = [ticket(3), ticket(8), ticket(7), ticket(6)]  # one group of 4, two of 8
     run(make(call), tickets, mailbox)
@@ -237,6 +237,35 @@ def test_wrong_shape_refused_with_both_shapes(make: Callable[..., Dispatcher], l
     run(make(), [own], mailbox)
     assert own.refusal
     assert own.refusal.message == "encoder_4 answered with shape (1, 5); expected (1, 3); build the engines again"
+
+
+@pytest.mark.parametrize("task", ["tagging", "answering"])
+def test_wrong_shape_per_token_refused_with_both_shapes(task: str) -> None:
+    answers: list[NDArray[np.float32]] = [np.ones((2, 4, DIM), np.float32), np.ones((2, 3, DIM), np.float32)]
+    for answer in answers:
+        dispatcher = Dispatcher(config(*ALL, task=task), lambda *_, answer=answer: answer)
+        own = ticket(3, 4)
+        run(dispatcher, [own], Mailbox())
+        dispatcher.close()
+        if answer is answers[0]:
+            assert own.refusal is None
+            assert [row.shape for row in own.rows] == [(4, DIM)] * 2
+        else:
+            assert own.refusal
+            assert "answered with shape (2, 3, 3); expected (2, 4, 3); build the engines again" in own.refusal.message
+
+
+def test_lane_gets_the_segments_when_the_model_has_them() -> None:
+    seen: list[LaneInputs] = []
+
+    def call(_: BucketRoute, inputs: LaneInputs) -> NDArray[np.float32]:
+        seen.append(inputs)
+        return np.zeros((len(inputs["length"]), DIM), np.float32)
+
+    dispatcher = Dispatcher(config(*ALL, segment=True), call)
+    run(dispatcher, [ticket(3)], Mailbox())
+    dispatcher.close()
+    assert [inputs["segment_start"].tolist() for inputs in seen] == [[[3]]]
 
 
 def test_unexpected_error_refused_with_the_model_and_the_error(

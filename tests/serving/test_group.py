@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from builders.serving.entry.errors import Refusal
 from builders.serving.entry.group import Group, Row, groups_of, rows_by_bucket
 from builders.serving.entry.ticket import Ticket
-from tests.serving.parts import DIM, PAD, Mailbox, expected, lane, route, ticket, tokens
+from builders.serving.entry.tokenise import Piece, Tokens
+from tests.serving.parts import PAD, Mailbox, expected, lane, route, ticket, tokens, vectors
 
 BUCKETS = (route(4, batch=3), route(8, batch=4), route(16, batch=2))
 #: Requests as lists of text lengths.
@@ -80,19 +81,45 @@ def test_bucket_chosen_at_each_edge(length: int, bucket: int) -> None:
 
 def test_no_bucket_when_no_text() -> None:
     assert rows_by_bucket([], BUCKETS) == {}
-    assert rows_by_bucket([Ticket([], DIM)], BUCKETS) == {}
+    assert rows_by_bucket([Ticket([])], BUCKETS) == {}
 
 
 def test_tensors_padded_to_the_bucket_exactly() -> None:
-    own = Ticket([tokens(3, 50), tokens(8, 60)], DIM)
-    ids, length = Group(route(8), (Row(own, 1), Row(own, 0))).tensors(PAD)
+    own = Ticket([tokens(3, 50), tokens(8, 60)])
+    ids, length = Group(route(8), (Row(own, 1), Row(own, 0))).tensors(PAD).values()
     assert ids.tolist() == [[60] * 8, [50] * 3 + [PAD] * 5]
     assert length.tolist() == [[8], [3]]
     assert (ids.dtype, length.dtype) == (np.int32, np.int32)
 
 
+def test_segment_starts_given_in_the_order_of_the_rows_when_the_lane_takes_them() -> None:
+    pair, single = Piece(np.full(5, 50, np.int32), 3), Piece(np.full(4, 60, np.int32), 4)
+    own = Ticket([Tokens((pair, single), 0)])
+    inputs = Group(route(8), (Row(own, 1), Row(own, 0))).tensors(PAD, segment=True)
+    assert list(inputs) == ["input_ids", "length", "segment_start"]
+    assert inputs["segment_start"].tolist() == [[4], [3]]
+    assert inputs["segment_start"].dtype == np.int32
+    assert inputs["length"].tolist() == [[4], [5]]
+
+
+def test_windows_of_one_text_are_rows_of_their_own() -> None:
+    windows = Tokens(tuple(Piece(np.full(size, 50, np.int32), size) for size in (8, 8, 3)), 0)
+    own = Ticket([tokens(2), windows])
+    placed = {bucket.length: [row.index for row in rows] for bucket, rows in rows_by_bucket([own], BUCKETS).items()}
+    assert placed == {4: [0, 3], 8: [1, 2]}
+
+
+def test_answers_per_token_delivered_to_their_pieces() -> None:
+    own = Ticket([tokens(3), tokens(2)])
+    answers = np.arange(2 * 4 * 5, dtype=np.float32).reshape(2, 4, 5)
+    Group(route(4), (Row(own, 1), Row(own, 0))).deliver(answers)
+    assert own.complete
+    assert (own.rows[1] == answers[0]).all()
+    assert (own.rows[0] == answers[1]).all()
+
+
 def test_text_without_tokens_is_a_row_of_padding() -> None:
-    ids, length = Group(route(4), (Row(ticket(0), 0),)).tensors(PAD)
+    ids, length = Group(route(4), (Row(ticket(0), 0),)).tensors(PAD).values()
     assert (ids.tolist(), length.tolist()) == ([[PAD] * 4], [[0]])
 
 
@@ -106,11 +133,11 @@ def test_every_vector_delivered_into_its_own_row(requests: list[list[int]], seed
     groups = grouped(tickets)
     random.Random(seed).shuffle(groups)
     for group in groups:
-        group.deliver(lane(group.route, *group.tensors(PAD)))
+        group.deliver(lane(group.route, group.tensors(PAD)))
     assert sorted(map(id, mailbox.sent)) == sorted(map(id, tickets))
     for own in tickets:
         assert own.refusal is None
-        assert (own.vectors == expected(own, BUCKETS)).all()
+        assert (vectors(own) == expected(own, BUCKETS)).all()
 
 
 @settings(deadline=None)
@@ -126,12 +153,12 @@ def test_failed_groups_refuse_only_the_requests_with_a_row_there(requests: list[
             concerned |= {id(row.ticket) for row in group.rows}
             group.fail(Refusal("failed", f"{group.route.model} broke"))
         else:
-            group.deliver(lane(group.route, *group.tensors(PAD)))
+            group.deliver(lane(group.route, group.tensors(PAD)))
     assert sorted(map(id, mailbox.sent)) == sorted(map(id, tickets))
     assert {id(own) for own in tickets if own.refusal} == concerned
     for own in tickets:
         if own.refusal is None:
-            assert (own.vectors == expected(own, BUCKETS)).all()
+            assert (vectors(own) == expected(own, BUCKETS)).all()
 
 
 def test_rows_of_given_up_requests_dropped_and_settled() -> None:
@@ -142,7 +169,7 @@ def test_rows_of_given_up_requests_dropped_and_settled() -> None:
     kept = group.without_given_up()
     assert kept.rows == (Row(waiting, 0),)
     assert mailbox.sent == [gone]
-    kept.deliver(lane(kept.route, *kept.tensors(PAD)))
+    kept.deliver(lane(kept.route, kept.tensors(PAD)))
     assert mailbox.sent == [gone, waiting]
 
 
@@ -163,7 +190,7 @@ def test_other_requests_answered_when_sending_one_answer_fails(end: str) -> None
     group = Group(route(4), (Row(broken, 0), Row(other, 0)))
     with contextlib.suppress(RuntimeError):  # whether it may come out is not the question here
         if end == "deliver":
-            group.deliver(lane(group.route, *group.tensors(PAD)))
+            group.deliver(lane(group.route, group.tensors(PAD)))
         else:
             group.fail(Refusal("failed", "x"))
     assert mailbox.sent == [other]

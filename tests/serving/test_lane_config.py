@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ LANE: dict[str, Any] = {
     "file": "model.onnx",
     "length": 64,
     "output": "EMBEDDING",
+    "per_token": False,
+    "segment": True,
     "steps": [1, 2, 4],
     "threads": 2,
     "nice": 19,
@@ -31,10 +34,22 @@ ENTRY: dict[str, Any] = {
     "wake_after_ms": 2.0,
     "pad_id": 0,
     "output": "EMBEDDING",
-    "dim": 384,
+    "size": 384,
     "late_bound": 2,
     "long_workers": 1,
     "long_bound": 64,
+    "task": "classification",
+    "pair": "optional",
+    "segment": True,
+    "labels": ["no", "yes"],
+    "dimensions": [],
+    "normalize": False,
+    "prompts": {"query": "query: "},
+    "default_prompt": None,
+    "overlap": 8,
+    "max_windows": 64,
+    "aggregation": "simple",
+    "max_answer_tokens": 30,
     "buckets": [{"length": 64, "model": "encoder_64", "batch": 8, "answer": "together"}],
 }
 
@@ -46,7 +61,15 @@ def model_config(name: str, parameters: dict[str, Any]) -> str:
 
 def test_lane_read_as_render_wrote_it() -> None:
     assert LaneConfig.from_model_config(model_config("lane", LANE)) == LaneConfig(
-        engine="onnxruntime", file="model.onnx", length=64, output="EMBEDDING", steps=(1, 2, 4), threads=2, nice=19
+        engine="onnxruntime",
+        file="model.onnx",
+        length=64,
+        output="EMBEDDING",
+        per_token=False,
+        segment=True,
+        steps=(1, 2, 4),
+        threads=2,
+        nice=19,
     )
 
 
@@ -54,7 +77,7 @@ def test_entry_read_as_render_wrote_it() -> None:
     read = EntryConfig.from_model_config(model_config("entry", ENTRY))
     assert read.buckets == (BucketRoute(64, "encoder_64", 8, "together"),)
     assert {key: getattr(read, key) for key in ENTRY if key != "buckets"} == {
-        key: value for key, value in ENTRY.items() if key != "buckets"
+        key: tuple(value) if isinstance(value, list) else value for key, value in ENTRY.items() if key != "buckets"
     }
     assert len({*read.buckets}) == 1, "a route must be hashable: groups are kept by it"
 
@@ -86,17 +109,19 @@ def test_unknown_engine_refused_with_the_known_ones(tmp_path: Path) -> None:
         open_engine(named, tmp_path)
 
 
-def test_every_step_warmed_up_at_the_full_length() -> None:
+@pytest.mark.parametrize("segment", [False, True])
+def test_every_step_warmed_up_at_the_full_length(segment: bool) -> None:
     class Noting:
         def __init__(self) -> None:
-            self.seen: list[tuple[tuple[int, ...], list[int], str]] = []
+            self.seen: list[dict[str, tuple[tuple[int, ...], list[int]]]] = []
 
-        def run(self, input_ids: NDArray[np.int32], length: NDArray[np.int32]) -> NDArray[np.float32]:
-            assert input_ids.dtype == length.dtype == np.int32
-            assert length.shape == (len(input_ids), 1)
-            self.seen.append((input_ids.shape, sorted(set(length[:, 0].tolist())), str(input_ids.max())))
-            return np.zeros((len(input_ids), 3), np.float32)
+        def run(self, inputs: Mapping[str, NDArray[np.int32]]) -> NDArray[np.float32]:
+            assert {array.dtype for array in inputs.values()} == {np.dtype(np.int32)}
+            self.seen.append({name: (array.shape, np.unique(array).tolist()) for name, array in inputs.items()})
+            return np.zeros((len(inputs["length"]), 3), np.float32)
 
     engine = Noting()
-    warm_up(engine, 64, (1, 2, 8))
-    assert engine.seen == [((1, 64), [64], "0"), ((2, 64), [64], "0"), ((8, 64), [64], "0")]
+    warm_up(engine, LaneConfig.from_model_config(model_config("lane", LANE | {"segment": segment, "steps": [1, 8]})))
+    for seen, rows in zip(engine.seen, (1, 8), strict=True):
+        places = {"segment_start": ((rows, 1), [64])} if segment else {}
+        assert seen == {"input_ids": ((rows, 64), [0]), "length": ((rows, 1), [64]), **places}

@@ -12,7 +12,7 @@ from builders.serving.entry.config import BucketRoute
 from builders.serving.entry.group import Group, Row
 from builders.serving.entry.longlane import LongLane
 from builders.serving.entry.ticket import Ticket
-from tests.serving.parts import PAD, PATIENCE_S, Mailbox, eventually, expected, lane, route, ticket
+from tests.serving.parts import PAD, PATIENCE_S, Mailbox, eventually, expected, lane, route, ticket, vectors
 
 # A lost wake-up or answer shows as a hang.
 pytestmark = pytest.mark.timeout(60)
@@ -32,7 +32,7 @@ class Lane:
         self.groups.append(group)
         self.begun.release()
         assert self.gate.wait(PATIENCE_S)
-        group.deliver(lane(group.route, *group.tensors(PAD)))
+        group.deliver(lane(group.route, group.tensors(PAD)))
 
     def wait_for_a_group(self) -> None:
         assert self.begun.acquire(timeout=PATIENCE_S)
@@ -77,7 +77,7 @@ def test_text_answered_and_nothing_held_afterwards(run: Lane, lanes: list[LongLa
     assert long.held == 2
     run.gate.set()
     assert mailbox.expect(1) == [own]
-    assert (own.vectors == expected(own, [LONG])).all()
+    assert (vectors(own) == expected(own, [LONG])).all()
     assert eventually(lambda: long.held == 0)
 
 
@@ -99,6 +99,16 @@ def test_request_refused_as_a_whole_when_its_texts_pass_the_bound(run: Lane, lan
     mailbox.expect(2)
     assert eventually(lambda: long.held == 0)
     assert sum(len(group.rows) for group in run.groups) == 5
+
+
+def test_request_refused_for_good_when_no_empty_lane_could_take_it(run: Lane, lanes: list[LongLane]) -> None:
+    long, mailbox = opened(lanes, run, bound=2), Mailbox()
+    refusal = long.offer(texts(late(3, mailbox)))
+    assert refusal
+    assert refusal.kind == "invalid", "a client that tries again would never be answered"
+    assert "3 texts and windows" in refusal.message
+    assert "limit: 2 a request" in refusal.message
+    assert long.held == 0
 
 
 def test_bound_free_again_after_the_texts_were_answered(run: Lane, lanes: list[LongLane]) -> None:
@@ -147,7 +157,7 @@ def test_groups_run_at_once_when_there_are_several_workers(lanes: list[LongLane]
 
     def run(group: Group) -> None:
         meeting.wait(PATIENCE_S)
-        group.deliver(lane(group.route, *group.tensors(PAD)))
+        group.deliver(lane(group.route, group.tensors(PAD)))
 
     long = LongLane(run, workers=3, bound=64)
     for bucket in (route(16, batch=1), route(32, batch=1), route(64, batch=1)):

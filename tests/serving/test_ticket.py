@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from builders.serving.entry.errors import Refusal
 from builders.serving.entry.ticket import Ticket
-from tests.serving.parts import DIM, Mailbox, ticket
+from builders.serving.entry.tokenise import Tokens
+from tests.serving.parts import Mailbox, ticket, tokens
 
 FAILED = Refusal("failed", "first")
 
@@ -38,10 +40,13 @@ def test_settled_at_once_when_all_texts_are_done_together() -> None:
     assert ticket(3, 4, 5).settle(3)
 
 
-def test_vectors_have_a_row_per_text() -> None:
-    assert ticket(3, 4, 5).vectors.shape == (3, DIM)
-    assert ticket(3).vectors.dtype.name == "float32"
-    assert Ticket([], DIM).vectors.shape == (0, DIM)
+def test_a_row_is_awaited_for_every_window_of_every_text() -> None:
+    whole, windows = tokens(3), Tokens((*tokens(4).pieces, *tokens(2).pieces), 0)
+    own = Ticket([whole, windows])
+    assert [piece.ids.size for piece in own.pieces] == [3, 4, 2]
+    own.rows = [np.full(1, number, np.float32) for number in range(3)]
+    assert [(text, [row.item() for row in rows]) for text, rows in own.texts()] == [(whole, [0]), (windows, [1, 2])]
+    assert [own.settle(2), own.complete, own.settle(1), own.complete] == [False, False, True, True]
 
 
 def test_late_ticket_sent_when_settled_and_not_before() -> None:

@@ -170,7 +170,7 @@ def test_typo_refused_with_the_key_that_was_meant(
 def test_unknown_key_like_no_other_refused_with_the_known_ones(tmp_path: Path) -> None:
     message = refused(tmp_path, GOOD | {"zzz": 1})
     assert "zzz: 1" in message
-    assert "buckets, engine, entry, extends, lanes, model, objectives, repository" in message
+    assert "buckets, engine, entry, extends, lanes, model, models, objectives, repository" in message
     assert "to do: remove it" in message
 
 

@@ -45,7 +45,7 @@ def test_default_in_the_table_is_the_default_of_the_code() -> None:
         elif isinstance(value, tuple):
             assert shown == f"`{list(value)}`"
         else:
-            assert shown == f"`{'none' if value is None else value}`", name
+            assert shown == f"`{'none' if value in (None, '') else value}`", name
 
 
 def test_levels_show_their_own_defaults() -> None:
@@ -70,6 +70,8 @@ def test_meaning_in_the_table_is_the_docstring() -> None:
         ("model.source", "text"),
         ("repository", "path"),
         ("buckets", "list of integer"),
+        ("model.labels", "list of text or none"),
+        ("model.prompts", "mapping of text to text"),
     ],
 )
 def test_type_and_bounds_shown(name: str, kind: str) -> None:

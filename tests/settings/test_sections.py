@@ -54,7 +54,7 @@ def refusal(folder: Path, name: str, value: object) -> str:
     """The message for one wrong value, the rest being as good as can be."""
     document: dict[str, Any] = {"model": {"source": "package:any/model"}}
     own = value
-    if name in ("buckets", "engine.gpus", "engine.batch_steps"):
+    if name in ("buckets", "engine.gpus", "engine.batch_steps", "model.dimensions"):
         own = [value]
     if name.startswith(("entry.interactive.", "entry.background.")):
         document["entry"] = {name.split(".")[1]: {"timeout_ms": 100, "queue_size": 10}}
@@ -127,8 +127,10 @@ def test_number_out_of_bounds_refused_with_field_value_limit_and_remedy(
         ("engine.kind", "openvino", "'tensorrt' or 'onnxruntime'"),
         ("engine.precision", "int8", "'fp16', 'bf16' or 'fp32'"),
         ("lanes.short.stream_priority", "highest", "'max', 'default' or 'min'"),
-        ("model.task", "rerank", "'embedding'"),
-        ("model.pooling", "max", "'auto', 'mean' or 'cls'"),
+        ("model.task", "rerank", "'reranking'"),
+        ("model.pooling", "middle", "'auto', 'mean', 'cls', 'max'"),
+        ("model.prompts", "query", "valid dictionary"),
+        ("model.labels", "yes", "valid tuple"),
         ("model.normalize", "perhaps", "valid boolean"),
         ("entry.processes", "many", "valid integer"),
         ("entry.processes", 2.5, "valid integer"),

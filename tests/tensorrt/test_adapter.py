@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 import builders.tensorrt.adapter as adapter
+from builders.contract import Contract
 from builders.errors import CompileError
-from builders.tensorrt.adapter import TensorRT, open_tensorrt
+from builders.tensorrt.adapter import ProfileShape, TensorRT, open_tensorrt
 from builders.tensorrt.log import BuildLog
 from builders.tensorrt.weak_typing import hold_types
 
@@ -71,6 +72,34 @@ def test_timing_cache_is_left_alone_when_rtx(rtx: TensorRT, tmp_path: Path) -> N
     assert rtx.load_timing_cache(config, tmp_path / "cache") is False
     rtx.save_timing_cache(config, tmp_path / "cache")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("segment", [False, True])
+def test_profile_fixes_every_input_of_the_graph(segment: bool) -> None:
+    space = types.SimpleNamespace
+    shapes: list[dict[str, list[list[int]]]] = []
+
+    class Profile(dict[str, list[list[int]]]):
+        def set_shape(self, name: str, *sizes: list[int]) -> None:
+            self[name] = list(sizes)
+
+    module = fake_module("tensorrt", "10.14.1")
+    module.ProfilingVerbosity, module.Dims = space(DETAILED="DETAILED"), list
+    config = space(add_optimization_profile=lambda profile: shapes.append(dict(profile)) or len(shapes) - 1)
+    builder = space(create_builder_config=lambda: config, create_optimization_profile=Profile)
+    inputs = Contract(segment=segment).inputs
+    TensorRT(module).config(
+        builder,  # type: ignore[arg-type]
+        [ProfileShape(128, 32), ProfileShape(512, 8)],
+        inputs=inputs,
+        memory_limit_bytes=None,
+        steps=None,
+    )
+    assert [list(profile) for profile in shapes] == [list(inputs)] * 2
+    for profile, length, batch in zip(shapes, (128, 512), (32, 8), strict=True):
+        for name, (least, usual, largest) in profile.items():
+            width = length if name == "input_ids" else 1
+            assert (least, usual, largest) == ([1, width], [batch, width], [batch, width])
 
 
 class FakeConfig:

@@ -18,12 +18,13 @@ from tritonclient.utils import InferenceServerException
 
 @dataclass(frozen=True)
 class Call:
-    """One request: texts, options of `infer` (priority, timeout in us, parameters), start in seconds (open loop)."""
+    """One request: texts, options of `infer` (priority, timeout in us, parameters), start in seconds, entry."""
 
     texts: tuple[str, ...]
     options: dict[str, Any] = field(default_factory=dict)
     at: float = 0.0
     kind: str = ""
+    model: str = "encode"
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ def text_input(texts: Sequence[str | bytes]) -> Any:
 
 async def _one(client: Any, call: Call, began: float) -> Sample:
     try:
-        result = await client.infer("encode", [text_input(call.texts)], **call.options)
+        result = await client.infer(call.model, [text_input(call.texts)], **call.options)
         return Sample(call, time.perf_counter() - began, result.as_numpy("EMBEDDING"), None)
     except InferenceServerException as error:
         return Sample(call, time.perf_counter() - began, None, f"{error.status()}: {error.message()}")

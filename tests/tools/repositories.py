@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from builders.build import BuildOptions, BuildResult, build
-from builders.settings import load_settings
+from builders.settings import load_deployments, load_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Exported graphs are kept here between runs, as `make demo` keeps them.
@@ -26,6 +26,12 @@ def settings_file(folder: Path, base: str, **overrides: Any) -> Path:
 def repository(folder: Path, base: str = "deploy.cpu.yaml", **overrides: Any) -> BuildResult:
     """Build a repository below `folder`, without the accuracy gate, which has tests of its own."""
     return build(load_settings(settings_file(folder, base, **overrides)), CACHE, print, BuildOptions(gate=False))
+
+
+def repositories(folder: Path, models: list[dict[str, Any]], **overrides: Any) -> list[BuildResult]:
+    """Build several models into one repository below `folder`, as `repository` does with one."""
+    file = settings_file(folder, "deploy.cpu.yaml", models=models, **overrides)
+    return [build(settings, CACHE, print, BuildOptions(gate=False)) for settings in load_deployments(file)]
 
 
 def timed_repository(folder: Path, service_s: float, base: str = "deploy.cpu.yaml", **overrides: Any) -> BuildResult:

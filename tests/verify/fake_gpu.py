@@ -68,9 +68,9 @@ class _Code(int):
 class FakeEngine:
     """A plan of profiles (length, batch): EMBEDDING is the sum of the real ids, block `layer.0` the ids in FP16."""
 
-    def __init__(self, profiles: list[tuple[int, int]], *, lazy: bool = False):
+    def __init__(self, profiles: list[tuple[int, int]], *, lazy: bool = False, segment: bool = False):
         self.profiles, self.num_optimization_profiles, self.lazy = profiles, len(profiles), lazy
-        self.names = ["input_ids", "length", "EMBEDDING", "layer.0"]
+        self.names = ["input_ids", "length", *(["segment_start"] if segment else []), "EMBEDDING", "layer.0"]
         self.num_io_tensors = len(self.names)
         self.batches: list[tuple[int, int, int]] = []
 
@@ -118,6 +118,8 @@ class FakeContext:
             return True
         ids, length = (self._at(name, self.shapes[name], np.int32) for name in ("input_ids", "length"))
         real = np.where(np.arange(width) < length, ids, 0)
+        if "segment_start" in self.engine.names:
+            real = np.where(np.arange(width) < self._at("segment_start", (rows, 1), np.int32), real, 10 * real)
         self._at("EMBEDDING", (rows, HIDDEN), np.float32)[:] = real.sum(1, keepdims=True)
         self._at("layer.0", (rows, width, HIDDEN), np.float16)[:] = ids[:, :, None]
         return True

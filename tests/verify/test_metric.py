@@ -9,7 +9,7 @@ import onnx_ir
 import pytest
 
 from builders.export import export_onnx
-from builders.serving.entry.tokenise import Tokeniser, Tokens
+from builders.serving.entry.tokenise import Piece, Tokeniser
 from builders.source import EncoderSource
 from builders.verify.data import (
     Dataset,
@@ -118,7 +118,7 @@ class Recorder:
 
 
 def split(texts: Sequence[str]) -> Sequence[Any]:
-    return [Tokens(np.array([int(word) for word in text.split()], np.int32), 0) for text in texts]
+    return [Piece(np.array([int(word) for word in text.split()], np.int32), 0) for text in texts]
 
 
 def test_texts_are_grouped_by_width_and_keep_their_order_when_encoded() -> None:

@@ -57,6 +57,21 @@ def test_rows_beyond_the_profile_are_run_in_parts(driver: FakeDriver, tmp_path: 
     assert [rows for _, rows, _ in engines[b"a"].batches] == [2, 2, 1]
 
 
+def test_segments_reach_the_plan_in_parts_when_it_takes_them(driver: FakeDriver, tmp_path: Path) -> None:
+    engines = {b"a": FakeEngine([(8, 2)], segment=True)}
+    (path,) = write_plans(tmp_path, engines)
+    with PlanRunner({8: (path, 0)}, tensorrt=fake_tensorrt(engines)) as runner:
+        ids, length = batch(8, 4, 6, width=8)
+        start = np.array([[2], [4], [0]], np.int32)
+        paired = runner.run(ids, length, start)["EMBEDDING"][:, 0]
+        alone = runner.run(ids, length)["EMBEDDING"][:, 0]
+    # The fake counts tokens of a second text ten times.
+    assert paired.tolist() == [
+        int(row[:s].sum() + 10 * row[s:n].sum()) for row, n, s in zip(ids, length[:, 0], start[:, 0], strict=True)
+    ]
+    assert alone.tolist() == [int(row[:n].sum()) for row, n in zip(ids, length[:, 0], strict=True)]
+
+
 def test_profile_is_switched_when_one_plan_has_all_buckets(driver: FakeDriver, tmp_path: Path) -> None:
     engines = {b"a": FakeEngine([(8, 4), (16, 2)])}
     (path,) = write_plans(tmp_path, engines)

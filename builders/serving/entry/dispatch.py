@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from .config import BucketRoute, EntryConfig
 from .errors import LaneError, Refusal
-from .group import Group, Row, groups_of, rows_by_bucket
+from .group import Group, LaneInputs, Row, groups_of, rows_by_bucket
 from .longlane import LongLane
 from .ticket import Ticket
 
-LaneCall = Callable[[BucketRoute, NDArray[np.int32], NDArray[np.int32]], NDArray[np.float32]]
+LaneCall = Callable[[BucketRoute, LaneInputs], NDArray[np.float32]]
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class Dispatcher:
 
     Args:
         config: the entry's settings.
-        call: runs a bucket model: (route, input_ids INT32 [b, L], length INT32 [b, 1]) to FP32 [b, dim];
-            raises LaneError. Called from several threads.
+        call: runs a bucket model: (route, its tensors as `Group.tensors`) to FP32 [b, size] or [b, L, size]; raises
+            LaneError. Called from several threads.
     """
 
     #: Calls of one process in flight of each kind; with more groups than this the rest waits for the first.
@@ -130,16 +130,17 @@ class Dispatcher:
             group = group.without_given_up()
             if not group.rows:
                 return
-            vectors = self._call(group.route, *group.tensors(self._config.pad_id))
-            if vectors.shape != (len(group.rows), self._config.dim):
+            answers = self._call(group.route, group.tensors(self._config.pad_id, segment=self._config.segment))
+            expected = (len(group.rows), *self._config.row_shape(group.route))
+            if answers.shape != expected:
                 raise LaneError(
                     "failed",
-                    f"{group.route.model} answered with shape {vectors.shape}; "
-                    f"expected {(len(group.rows), self._config.dim)}; build the engines again",
+                    f"{group.route.model} answered with shape {answers.shape}; expected {expected}; build the engines "
+                    "again",
                 )
         except LaneError as error:
             group.fail(Refusal(error.kind, str(error)))
         except Exception as error:  # a lost row would leave its client waiting for ever
             group.fail(Refusal("failed", f"{group.route.model}: {type(error).__name__}: {error}"))
         else:
-            group.deliver(vectors)
+            group.deliver(answers)

@@ -1,4 +1,4 @@
-"""Texts of one bucket: from rows to the lane's tensors and back."""
+"""Pieces of one bucket: from rows to the lane's tensors and back."""
 
 from __future__ import annotations
 
@@ -12,19 +12,28 @@ from numpy.typing import NDArray
 from .config import BucketRoute
 from .errors import Refusal
 from .ticket import Ticket
+from .tokenise import Piece
+
+#: Tensors of a bucket model by name, INT32.
+LaneInputs = dict[str, NDArray[np.int32]]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One text of one request."""
+    """One piece of one request: a text, a pair, or a window of one."""
 
     ticket: Ticket
     index: int
 
     @property
+    def piece(self) -> Piece:
+        """Its tokens."""
+        return self.ticket.pieces[self.index]
+
+    @property
     def ids(self) -> NDArray[np.int32]:
         """INT32 [length]."""
-        return self.ticket.tokens[self.index].ids
+        return self.ticket.pieces[self.index].ids
 
 
 @dataclass(frozen=True)
@@ -34,18 +43,28 @@ class Group:
     route: BucketRoute
     rows: tuple[Row, ...]
 
-    def tensors(self, pad_id: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """The lane's inputs.
+    def tensors(self, pad_id: int, *, segment: bool = False) -> LaneInputs:
+        """The lane's inputs by name.
+
+        Args:
+            pad_id: padding token.
+            segment: the lane takes `segment_start`.
 
         Returns:
-            input_ids INT32 [b, L] padded with `pad_id`, length INT32 [b, 1].
+            input_ids INT32 [b, L] padded with `pad_id`, length INT32 [b, 1], and with `segment` segment_start INT32
+            [b, 1]: the first token of the second segment, or the length when there is none.
         """
         ids = np.full((len(self.rows), self.route.length), pad_id, dtype=np.int32)
         length = np.empty((len(self.rows), 1), dtype=np.int32)
         for position, row in enumerate(self.rows):
-            ids[position, : row.ids.size] = row.ids
-            length[position, 0] = row.ids.size
-        return ids, length
+            own = row.ids
+            ids[position, : own.size] = own
+            length[position, 0] = own.size
+        inputs = {"input_ids": ids, "length": length}
+        if segment:
+            starts = [[row.piece.segment_start] for row in self.rows]
+            inputs["segment_start"] = np.array(starts, dtype=np.int32)
+        return inputs
 
     def without_given_up(self) -> Group:
         """The rows whose requests still want an answer; the others are settled."""
@@ -55,10 +74,10 @@ class Group:
         self._settle(row for row in self.rows if row not in wanted)
         return Group(self.route, wanted)
 
-    def deliver(self, vectors: NDArray[np.float32]) -> None:
-        """Hand each row its vector, FP32 [b, dim] in the order of the rows."""
-        for position, row in enumerate(self.rows):
-            row.ticket.vectors[row.index] = vectors[position]
+    def deliver(self, answers: NDArray[np.float32]) -> None:
+        """Hand each row its answer, FP32 [b, size] or [b, L, size] in the order of the rows."""
+        for row, answer in zip(self.rows, answers, strict=True):
+            row.ticket.rows[row.index] = answer
         self._settle(self.rows)
 
     def fail(self, refusal: Refusal) -> None:
@@ -73,9 +92,9 @@ class Group:
 
 
 def rows_by_bucket(tickets: Iterable[Ticket], buckets: tuple[BucketRoute, ...]) -> dict[BucketRoute, list[Row]]:
-    """Sort every text into the smallest bucket that holds it; only buckets with texts appear, in rising length."""
+    """Sort every piece into the smallest bucket that holds it; only buckets with pieces appear, in rising length."""
     lengths = np.array([bucket.length for bucket in buckets])
-    rows = [Row(ticket, index) for ticket in tickets for index in range(len(ticket.tokens))]
+    rows = [Row(ticket, index) for ticket in tickets for index in range(len(ticket.pieces))]
     places = np.searchsorted(lengths, [row.ids.size for row in rows])
     result: dict[int, list[Row]] = {}
     for row, place in zip(rows, places.tolist(), strict=True):

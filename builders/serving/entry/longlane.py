@@ -48,6 +48,13 @@ class LongLane:
         with self._changed:
             if self._closed:
                 return Refusal("overloaded", "the server is shutting down; send the request to another one")
+            if len(texts) > self._bound:
+                # Trying again would not help. Windows are counted one by one (truncate='chunk').
+                return Refusal(
+                    "invalid",
+                    f"the request has {len(texts)} texts and windows for the long lane; limit: {self._bound} a request "
+                    "(lanes.long.bound); send fewer or shorter texts at once",
+                )
             if self._held + len(texts) > self._bound:
                 return Refusal(
                     "overloaded",

@@ -15,10 +15,12 @@ import triton_python_backend_utils as pb_utils
 from lanes_entry.config import BucketRoute, EntryConfig
 from lanes_entry.dispatch import Dispatcher
 from lanes_entry.errors import LaneError, Refusal
+from lanes_entry.group import LaneInputs
 from lanes_entry.metrics import Counter
 from lanes_entry.request import Question, read_question, shown
+from lanes_entry.tasks import answer_tensors, open_task
 from lanes_entry.ticket import Ticket
-from lanes_entry.tokenise import Tokeniser, Tokens
+from lanes_entry.tokenise import Tokeniser
 from lanes_entry.wakeup import WakeUp
 
 #: Names in pb_utils.TritonError, which the stub only fills in after this module is imported.
@@ -43,8 +45,17 @@ class TritonPythonModel:
         self._name, self._version = args["model_name"], int(args["model_version"])
         self._config = EntryConfig.from_model_config(args["model_config"])
         folder = Path(args["model_repository"]) / args["model_version"]
-        self._tokenise = Tokeniser(folder / "tokenizer.json", self._config.max_tokens, self._config.tokenizer_threads)
+        self._tokenise = Tokeniser(
+            folder / "tokenizer.json",
+            self._config.max_tokens,
+            self._config.tokenizer_threads,
+            spans=self._config.per_token,
+            segment=self._config.segment,
+            overlap=self._config.overlap,
+            max_windows=self._config.max_windows,
+        )
         self._tokenise(["warm up"])
+        self._task = open_task(self._config, self._tokenise)
         self._dispatcher = Dispatcher(self._config, self._call_lane)
         wakeups = pb_utils.MetricFamily(
             name="encoder_lanes_wakeups_total",
@@ -83,44 +94,33 @@ class TritonPythonModel:
     def _read(self, request: Any) -> Question | Refusal:
         try:
             texts = pb_utils.get_input_tensor_by_name(request, "TEXT").as_numpy()
-            limits = self._config.max_text_bytes, self._config.max_request_bytes
-            return read_question(texts, request.parameters(), *limits)
+            second = pb_utils.get_input_tensor_by_name(request, "TEXT_PAIR")
+            pairs = None if second is None else second.as_numpy()
+            return read_question(texts, pairs, request.parameters(), self._config)
         except Exception as error:  # whatever a client can send: it costs nobody else anything
             return Refusal("invalid", f"the request cannot be read: {type(error).__name__}: {shown(error)}")
 
     def _tickets(self, requests: list[Any], questions: list[Question | Refusal]) -> list[Ticket]:
         """Tokenise the texts of all requests at once and hand them back to their requests."""
-        asked = [question for question in questions if isinstance(question, Question)]
-        tokens = iter(self._tokenise([text for question in asked for text in question.texts]))
+        read = iter(self._tokenise.read([question for question in questions if isinstance(question, Question)]))
         tickets = []
         for request, question in zip(requests, questions, strict=True):
-            own = [] if isinstance(question, Refusal) else [next(tokens) for _ in question.texts]
-            ticket = Ticket(own, self._config.dim, request.is_cancelled)
-            refusal = question if isinstance(question, Refusal) else self._too_long(question, own)
-            if refusal is not None:
-                ticket.refuse(refusal)
+            tokens = question if isinstance(question, Refusal) else next(read)
+            if isinstance(question, Refusal) or isinstance(tokens, Refusal):
+                ticket = Ticket([], cancelled=request.is_cancelled)
+                ticket.refuse(tokens)
+            else:
+                ticket = Ticket(tokens, question, request.is_cancelled)
             tickets.append(ticket)
         return tickets
 
-    def _too_long(self, question: Question, tokens: list[Tokens]) -> Refusal | None:
-        if question.truncate == "end":
-            return None
-        for index, text in enumerate(tokens):
-            if text.cut:
-                return Refusal(
-                    "invalid",
-                    f"text {index} has {text.ids.size + text.cut} tokens; limit: {self._config.max_tokens}; "
-                    "shorten it, or send truncate='end' to have its end cut",
-                )
-        return None
-
-    def _call_lane(self, route: BucketRoute, ids: Any, length: Any) -> Any:
-        """One BLS call, pinned to this version; FP32 [b, dim]."""
+    def _call_lane(self, route: BucketRoute, inputs: LaneInputs) -> Any:
+        """One BLS call, pinned to this version; FP32 [b, size] or [b, L, size]."""
         response = pb_utils.InferenceRequest(
             model_name=route.model,
             model_version=self._version,
             requested_output_names=[self._config.output],
-            inputs=[pb_utils.Tensor("input_ids", ids), pb_utils.Tensor("length", length)],
+            inputs=[pb_utils.Tensor(name, tensor) for name, tensor in inputs.items()],
             # A GPU model's answer would stay in GPU memory, where numpy cannot read it.
             preferred_memory=pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_CPU, 0),
         ).exec()
@@ -152,28 +152,28 @@ class TritonPythonModel:
         if ticket.refusal is None and not ticket.complete:
             # Must not happen; if it does, the client gets an error and not memory that nobody has written.
             ticket.refuse(Refusal("failed", "a text of the request was not computed; please report this"))
+        tensors = {}
+        if ticket.refusal is None:
+            try:
+                tensors = answer_tensors(self._task, ticket)
+            except Exception as error:  # this request alone
+                ticket.refuse(Refusal("failed", f"no answer could be made: {type(error).__name__}: {shown(error)}"))
         if ticket.refusal is not None:
             code = getattr(pb_utils.TritonError, CODES[ticket.refusal.kind])
-            error = pb_utils.TritonError(ticket.refusal.message, code)
-            return pb_utils.InferenceResponse(output_tensors=[], error=error)
-        used = np.array([[text.ids.size] for text in ticket.tokens], dtype=np.int32)
-        cut = np.array([[text.cut] for text in ticket.tokens], dtype=np.int32)
-        return pb_utils.InferenceResponse(
-            output_tensors=[
-                pb_utils.Tensor(self._config.output, ticket.vectors),
-                pb_utils.Tensor("TOKENS", used),
-                pb_utils.Tensor("CUT", cut),
-            ]
-        )
+            refused = pb_utils.TritonError(ticket.refusal.message, code)
+            return pb_utils.InferenceResponse(output_tensors=[], error=refused)
+        return pb_utils.InferenceResponse([pb_utils.Tensor(name, tensor) for name, tensor in tensors.items()])
 
     def _wake_queue(self) -> bool:
         """Send a request that has expired before any instance can take it; True when it was rejected for that."""
         self._wakeups.add()
+        # What the model needs for a request to be taken into the queue at all.
+        names = ("TEXT",) if self._config.pair != "required" else ("TEXT", "TEXT_PAIR")
         response = pb_utils.InferenceRequest(
             model_name=self._name,
             model_version=self._version,
-            requested_output_names=[self._config.output],
-            inputs=[pb_utils.Tensor("TEXT", np.array([[b""]], dtype=np.object_))],
+            requested_output_names=["TOKENS"],
+            inputs=[pb_utils.Tensor(name, np.array([[b""]], dtype=np.object_)) for name in names],
             timeout=1,
         ).exec()
         return response.has_error() and "timeout expired" in response.error().message()

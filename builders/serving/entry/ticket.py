@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .errors import Refusal
-from .tokenise import Tokens
+from .request import Question
+from .tokenise import Piece, Tokens
 
 _LOG = logging.getLogger(__name__)
+#: Stands for a row that no lane has answered yet.
+_NOTHING: NDArray[np.float32] = np.empty(0, dtype=np.float32)
 
 
 class Ticket:
@@ -20,26 +23,44 @@ class Ticket:
 
     Args:
         tokens: the request's texts as tokens, in order.
-        dim: size of one vector.
+        question: what the request asks; a refused one may leave it out.
         cancelled: says whether the client has given up.
 
     Attributes:
-        vectors: FP32 [n, dim]; complete once `settle` has returned True and `refusal` is None.
+        pieces: the rows of bucket models that the texts are made of, in order; several for a text cut into windows.
+        rows: what the lanes answered for each piece, FP32 [size] or [L, size]; all there once `settle` has returned
+            True and `refusal` is None.
         refusal: the first thing that went wrong.
         late: the answer leaves through `send` and not with the batch.
         send: called once with the finished ticket when `late`.
     """
 
-    def __init__(self, tokens: list[Tokens], dim: int, cancelled: Callable[[], bool] = lambda: False):
+    def __init__(
+        self,
+        tokens: Sequence[Tokens],
+        question: Question | None = None,
+        cancelled: Callable[[], bool] = lambda: False,
+    ):
         """See the class."""
         self.tokens = tokens
-        self.vectors: NDArray[np.float32] = np.empty((len(tokens), dim), dtype=np.float32)
+        self.question = question if question is not None else Question(())
+        self.pieces: list[Piece] = [piece for text in tokens for piece in text.pieces]
+        # Each place is written by the one group that holds the piece.
+        self.rows: list[NDArray[np.float32]] = [_NOTHING] * len(self.pieces)
         self.refusal: Refusal | None = None
         self.late = False
         self.send: Callable[[Ticket], None] | None = None
         self.cancelled = cancelled
-        self._owed = len(tokens)
+        self._owed = len(self.pieces)
         self._lock = threading.Lock()
+
+    def texts(self) -> Iterator[tuple[Tokens, list[NDArray[np.float32]]]]:
+        """Each text with the lanes' answers for its pieces, in order."""
+        begin = 0
+        for text in self.tokens:
+            end = begin + len(text.pieces)
+            yield text, self.rows[begin:end]
+            begin = end
 
     @property
     def given_up(self) -> bool:
@@ -50,7 +71,7 @@ class Ticket:
 
     @property
     def complete(self) -> bool:
-        """Nothing is owed any more: `vectors` or `refusal` is the answer."""
+        """Nothing is owed any more: `rows` or `refusal` is the answer."""
         return self._owed == 0
 
     def refuse(self, refusal: Refusal) -> None:
@@ -58,14 +79,14 @@ class Ticket:
         with self._lock:
             self.refusal = self.refusal or refusal
 
-    def settle(self, texts: int) -> bool:
-        """Note that `texts` of its texts are done, with a vector or with a refusal.
+    def settle(self, pieces: int) -> bool:
+        """Note that `pieces` of its pieces are done, with a row or with a refusal.
 
         Returns:
             True exactly once: nothing is owed any more. A late ticket has been sent then.
         """
         with self._lock:
-            self._owed -= texts
+            self._owed -= pieces
             done = self._owed == 0
         if done and self.late and self.send is not None:
             try:

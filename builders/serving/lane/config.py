@@ -16,6 +16,8 @@ class LaneConfig:
         file: the engine's file in the version directory.
         length: bucket length, tokens.
         output: name of the output tensor.
+        per_token: it has a row for each token of the bucket.
+        segment: the lane takes `segment_start`.
         steps: batch sizes that are warmed up.
         threads: threads of the engine.
         nice: niceness of this process.
@@ -25,6 +27,8 @@ class LaneConfig:
     file: str
     length: int
     output: str
+    per_token: bool
+    segment: bool
     steps: tuple[int, ...]
     threads: int
     nice: int

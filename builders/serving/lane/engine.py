@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -14,15 +15,15 @@ from .config import LaneConfig
 class Engine(Protocol):
     """Computes batches of one bucket."""
 
-    def run(self, input_ids: NDArray[np.int32], length: NDArray[np.int32]) -> NDArray[np.float32]:
+    def run(self, inputs: Mapping[str, NDArray[np.int32]]) -> NDArray[np.float32]:
         """Compute one batch.
 
         Args:
-            input_ids: INT32 [b, L], padded to the bucket.
-            length: INT32 [b, 1], tokens of each text.
+            inputs: `input_ids` INT32 [b, L], padded to the bucket, `length` INT32 [b, 1], tokens of each text, and,
+                where the lane takes it, `segment_start` INT32 [b, 1], the first token of the second text.
 
         Returns:
-            FP32 [b, dim] (or the task's own last axis).
+            FP32 [b, size], or [b, L, size] with a row for each token.
         """
         ...
 
@@ -36,12 +37,16 @@ def open_engine(config: LaneConfig, folder: Path) -> Engine:
     if config.engine == "onnxruntime":
         from .onnx_engine import OnnxEngine
 
-        return OnnxEngine(folder / config.file, output=config.output, threads=config.threads)
+        return OnnxEngine(
+            folder / config.file, output=config.output, per_token=config.per_token, threads=config.threads
+        )
     raise ValueError(f"engine {config.engine!r} is not known; known: onnxruntime; render the configuration again")
 
 
-def warm_up(engine: Engine, length: int, steps: tuple[int, ...]) -> None:
+def warm_up(engine: Engine, config: LaneConfig) -> None:
     """Run every batch step at full length, so that the first real batch finds everything allocated."""
-    for step in steps:
+    for step in config.steps:
+        full = np.full((step, 1), config.length, dtype=np.int32)
         # Token 0 is in every vocabulary; what it means does not matter here.
-        engine.run(np.zeros((step, length), dtype=np.int32), np.full((step, 1), length, dtype=np.int32))
+        inputs = {"input_ids": np.zeros((step, config.length), dtype=np.int32), "length": full}
+        engine.run(inputs | {"segment_start": full} if config.segment else inputs)

@@ -25,17 +25,20 @@ class TritonPythonModel:
         config = LaneConfig.from_model_config(args["model_config"])
         os.nice(config.nice)
         self._output = config.output
+        self._inputs = ("input_ids", "length", *(("segment_start",) if config.segment else ()))
         self._engine = open_engine(config, Path(args["model_repository"]) / args["model_version"])
-        warm_up(self._engine, config.length, config.steps)
+        warm_up(self._engine, config)
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Join the requests to one batch, run it, hand each request its rows."""
-        ids = [pb_utils.get_input_tensor_by_name(request, "input_ids").as_numpy() for request in requests]
-        lengths = [pb_utils.get_input_tensor_by_name(request, "length").as_numpy() for request in requests]
-        vectors = self._engine.run(_joined(ids), _joined(lengths))
+        parts = {
+            name: [pb_utils.get_input_tensor_by_name(request, name).as_numpy() for request in requests]
+            for name in self._inputs
+        }
+        answers = self._engine.run({name: _joined(part) for name, part in parts.items()})
         responses, begin = [], 0
-        for part in ids:
-            rows = vectors[begin : begin + part.shape[0]]
+        for part in parts["length"]:
+            rows = answers[begin : begin + part.shape[0]]
             begin += part.shape[0]
             responses.append(pb_utils.InferenceResponse([pb_utils.Tensor(self._output, rows)]))
         return responses

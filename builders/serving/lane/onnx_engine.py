@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +16,11 @@ class OnnxEngine:
     Args:
         path: model.onnx with the lanes' contract.
         output: name of the output to compute.
+        per_token: it has a row for each token; the rows that were trimmed come back as zeros.
         threads: threads of one run.
     """
 
-    def __init__(self, path: Path, *, output: str, threads: int):
+    def __init__(self, path: Path, *, output: str, per_token: bool, threads: int):
         """See the class."""
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
@@ -26,11 +28,17 @@ class OnnxEngine:
         # Threads that spin between runs would take the cores from the other buckets' processes.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        self._outputs = [output]
+        self._outputs, self._per_token = [output], per_token
 
-    def run(self, input_ids: NDArray[np.int32], length: NDArray[np.int32]) -> NDArray[np.float32]:
+    def run(self, inputs: Mapping[str, NDArray[np.int32]]) -> NDArray[np.float32]:
         """See `Engine.run`."""
-        longest = max(1, int(length.max()))
-        feeds = {"input_ids": np.ascontiguousarray(input_ids[:, :longest]), "length": length}
-        vectors: NDArray[np.float32] = self._session.run(self._outputs, feeds)[0]
-        return vectors
+        ids = inputs["input_ids"]
+        longest = max(1, int(inputs["length"].max()))
+        feeds = {**inputs, "input_ids": np.ascontiguousarray(ids[:, :longest])}
+        found: NDArray[np.float32] = self._session.run(self._outputs, feeds)[0]
+        if not self._per_token or longest == ids.shape[1]:
+            return found
+        # Triton knows the output's shape from the configuration: always the bucket's.
+        whole = np.zeros((len(ids), ids.shape[1], found.shape[2]), dtype=np.float32)
+        whole[:, :longest] = found
+        return whole

@@ -1,0 +1,82 @@
+"""Draining several entries: each is unloaded at once, and all of them are waited for."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from builders.drain import drain
+
+HOST = "127.0.0.1"
+
+
+@dataclass
+class Repository:
+    """A server's model repository API: how many looks at the index each unloaded model still takes to finish."""
+
+    busy_for: dict[str, int]
+    refused: tuple[str, ...] = ()
+    asked: list[str] = field(default_factory=list)
+    port: int = 0
+
+    def answer(self, path: str) -> tuple[int, object]:
+        if path.endswith("/unload"):
+            model = path.split("/")[-2]
+            self.asked.append(model)
+            return (400, {"error": "no"}) if model in self.refused else (200, None)
+        states = {}
+        for model, looks in self.busy_for.items():
+            states[model] = "READY" if model not in self.asked or model in self.refused else "UNLOADING"
+            if model in self.asked and looks <= 0 and model not in self.refused:
+                states[model] = "UNAVAILABLE"
+            self.busy_for[model] = looks - (model in self.asked)
+        return 200, [{"name": model, "version": "1", "state": state} for model, state in states.items()]
+
+
+@pytest.fixture
+def repository() -> Iterator[Repository]:
+    served = Repository({})
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            status, body = served.answer(self.path)
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(b"" if body is None else json.dumps(body).encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer((HOST, 0), Handler)
+    served.port = server.server_address[1]
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield served
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_all_entries_unloaded_at_once_and_the_slowest_waited_for(repository: Repository) -> None:
+    repository.busy_for = {"encode_a": 0, "encode_b": 3, "encode_other": 9}
+    assert drain(HOST, repository.port, ["encode_a", "encode_b"], 10, threading.Event())
+    assert repository.asked == ["encode_a", "encode_b"]
+    # The fourth look found it finished; a model that is nobody's to drain is not waited for.
+    assert repository.busy_for["encode_b"] == -1
+
+
+def test_the_others_waited_for_when_one_may_not_be_unloaded(repository: Repository) -> None:
+    repository.busy_for, repository.refused = {"encode_a": 0, "encode_b": 2}, ("encode_a",)
+    assert not drain(HOST, repository.port, ["encode_a", "encode_b"], 10, threading.Event())
+    assert repository.busy_for["encode_b"] == -1
+
+
+def test_given_up_after_the_time_that_was_set(repository: Repository) -> None:
+    repository.busy_for = {"encode_a": 1000}
+    assert not drain(HOST, repository.port, ["encode_a"], 0.3, threading.Event())

@@ -1,0 +1,245 @@
+"""Every task through one real server, compared with the models' own libraries."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpc
+from numpy.typing import NDArray
+from tritonclient.utils import InferenceServerException
+
+from builders.ports import free_ports
+from builders.server import TritonServer
+from tests.integration.conftest import PATIENT
+from tests.tools.repositories import repositories
+from tests.tools.tiny import LIMIT, TAGS, TASKS, WIDTH, tiny_model
+
+TEXTS = [
+    "Wolfgang Amadeus Mozart lived in Salzburg, unbelievably far away.",
+    "Grüße aus Köln! Élodie's naïve 🚲 cost $5.00",
+    "שלום עולם 中文分词 a\0b",
+    "short",
+    "many words to be cut " * 30,
+]
+QUESTIONS = ["Who lived in Salzburg?", "What did it cost?", "שלום?", "How long?", "How many words?"]
+
+
+@dataclass(frozen=True)
+class Served:
+    """One server with a model of each task, and the folders they were made from."""
+
+    server: TritonServer
+    folders: dict[str, Path]
+
+    def ask(
+        self, task: str, texts: list[str], pairs: list[str] | None = None, **parameters: Any
+    ) -> dict[str, NDArray[Any]]:
+        """All outputs of a request, by name."""
+        inputs = [tensor("TEXT", texts)] + ([] if pairs is None else [tensor("TEXT_PAIR", pairs)])
+        with grpc.InferenceServerClient(self.server.grpc_url) as client:
+            result = client.infer(f"encode_{task}", inputs, parameters=parameters or None)
+        return {output.name: result.as_numpy(output.name) for output in result.get_response().outputs}
+
+    def refused(self, task: str, texts: list[str], pairs: list[str] | None = None, **parameters: Any) -> str:
+        """Why a request is refused as invalid."""
+        with pytest.raises(InferenceServerException) as caught:
+            self.ask(task, texts, pairs, **parameters)
+        assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"
+        return str(caught.value.message())
+
+
+def tensor(name: str, texts: list[str]) -> grpc.InferInput:
+    own = grpc.InferInput(name, [len(texts), 1], "BYTES")
+    own.set_data_from_numpy(np.array([[text.encode()] for text in texts], dtype=np.object_))
+    return own
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("tasks")
+    folders = {task: tiny_model(folder / task, task) for task in TASKS}
+    models: list[dict[str, Any]] = [{"name": task, "model": {"source": str(folders[task])}} for task in TASKS]
+    models[0]["model"] |= {"dimensions": [8], "prompts": {"query": "query: "}}
+    built = repositories(folder, models, buckets=[LIMIT], entry={"processes": 1, "max_windows": 8, **PATIENT})
+    names = [model for each in built for model in each.models]
+    with TritonServer(built[0].repository, names, ports=free_ports()) as server:
+        yield Served(server, folders)
+
+
+def documents(column: NDArray[Any]) -> list[Any]:
+    assert column.shape[1] == 1
+    return [json.loads(document) for document in column[:, 0]]
+
+
+# Embedding
+
+
+def test_vectors_equal_sentence_transformers_with_prompts_and_dimensions(served: Served) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    library = SentenceTransformer(str(served.folders["embedding"]), device="cpu")
+    for options, own in (({}, {}), ({"prompt": "query"}, {"prompt": "query: "})):
+        got = served.ask("embedding", TEXTS, **options)
+        expected = library.encode(TEXTS, **own)
+        assert np.allclose(got["EMBEDDING"], expected, atol=1e-5)
+        assert got["TOKENS"][-1, 0] == LIMIT
+        assert got["CUT"][-1, 0] > 0
+    small = served.ask("embedding", TEXTS, dimensions=8)["EMBEDDING"]
+    assert small.shape == (len(TEXTS), 8)
+    expected = library.encode(TEXTS, truncate_dim=8, normalize_embeddings=True)
+    assert np.allclose(small, expected, atol=1e-5)
+
+
+def test_start_is_cut_when_a_request_asks_for_it(served: Served) -> None:
+    text = "first " * 200 + "last " * (LIMIT - 2)
+    got = served.ask("embedding", [text, "last " * (LIMIT - 2)], truncate="start")
+    assert np.allclose(*got["EMBEDDING"], atol=1e-6)
+    assert got["CUT"].tolist() == [[200], [0]]
+
+
+def test_windows_are_averaged_when_a_request_asks_for_chunks(served: Served) -> None:
+    words = [f"{number}" for number in range(150)]
+    room, overlap = LIMIT - 2, 10
+    starts = range(0, 150 - overlap, room - overlap)
+    windows = [words[start : start + room] for start in starts]
+    apart = served.ask("embedding", [" ".join(window) for window in windows])
+    mean = np.average(apart["EMBEDDING"], axis=0, weights=[len(window) for window in windows])
+    whole = served.ask("embedding", [" ".join(words)], truncate="chunk", overlap=overlap)
+    assert np.allclose(whole["EMBEDDING"][0], mean / np.linalg.norm(mean), atol=1e-5)
+    assert whole["EMBEDDING"].shape == (1, WIDTH)
+    assert (whole["TOKENS"].item(), whole["CUT"].item()) == (apart["TOKENS"].sum(), 0)
+
+
+# Classification and reranking
+
+
+def test_scores_equal_transformers_pipeline_for_texts_and_pairs(served: Served) -> None:
+    from transformers import pipeline
+
+    library = pipeline("text-classification", model=str(served.folders["classification"]), device="cpu")
+    got = served.ask("classification", TEXTS)["SCORES"]
+    expected = [{one["label"]: one["score"] for one in own} for own in library(TEXTS, top_k=None, truncation=True)]
+    assert np.allclose(got, [[own[name] for name in ("calm", "glad", "sad")] for own in expected], atol=1e-5)
+    pairs = [{"text": text, "text_pair": pair} for text, pair in zip(QUESTIONS, TEXTS, strict=True)]
+    got = served.ask("classification", QUESTIONS, TEXTS)["SCORES"]
+    cut = library(pairs, top_k=None, truncation="only_second")
+    expected = [{one["label"]: one["score"] for one in own} for own in cut]
+    assert np.allclose(got, [[own[name] for name in ("calm", "glad", "sad")] for own in expected], atol=1e-5)
+
+
+def test_scores_equal_cross_encoder_with_its_segments(served: Served) -> None:
+    from sentence_transformers import CrossEncoder
+
+    library = CrossEncoder(str(served.folders["reranking"]), device="cpu")
+    got = served.ask("reranking", QUESTIONS, TEXTS)["SCORES"]
+    expected = library.predict(list(zip(QUESTIONS, TEXTS, strict=True)))
+    assert got.shape == (len(TEXTS), 1)
+    assert np.allclose(got[:, 0], expected, atol=1e-5)
+    assert np.ptp(got) > 0.01, "scores that do not differ compare nothing"
+
+
+# Tagging
+
+
+@pytest.mark.parametrize("aggregation", ["none", "simple", "first", "average", "max"])
+def test_entities_equal_transformers_pipeline(served: Served, aggregation: str) -> None:
+    from transformers import pipeline
+
+    library = pipeline(
+        "token-classification",
+        model=str(served.folders["tagging"]),
+        aggregation_strategy=aggregation,
+        device="cpu",
+    )
+    got = documents(served.ask("tagging", TEXTS, aggregation=aggregation)["ENTITIES"])
+    count = 0
+    for own, expected in zip(got, library(TEXTS), strict=True):
+        keys = ["entity" if aggregation == "none" else "entity_group", "word", "start", "end"]
+        assert [[one[key] for key in keys] for one in own] == [[one[key] for key in keys] for one in expected]
+        assert np.allclose([one["score"] for one in own], [one["score"] for one in expected], atol=1e-4)
+        count += len(own)
+    assert count > len(TAGS)
+
+
+def test_entities_of_the_whole_text_given_when_it_is_chunked(served: Served) -> None:
+    text = TEXTS[0] + " " + "and then some more words " * 30
+    got = served.ask("tagging", [text], truncate="chunk", aggregation="none")
+    (entities,) = documents(got["ENTITIES"])
+    assert got["CUT"].item() == 0
+    assert max(entity["end"] for entity in entities) > len(text) // 2
+    assert [entity["start"] for entity in entities] == sorted(entity["start"] for entity in entities)
+
+
+# Answering
+
+
+def test_answers_equal_the_model_and_transformers_span_rules(served: Served) -> None:
+    import torch
+    from transformers import AutoModelForQuestionAnswering, AutoTokenizer
+    from transformers.pipelines.document_question_answering import select_starts_ends
+
+    folder = str(served.folders["answering"])
+    model, tokenizer = (
+        AutoModelForQuestionAnswering.from_pretrained(folder).eval(),
+        AutoTokenizer.from_pretrained(folder),
+    )
+    got = documents(served.ask("answering", QUESTIONS, TEXTS)["ANSWERS"])
+    for question, context, own in zip(QUESTIONS, TEXTS, got, strict=True):
+        encoded = tokenizer(question, context, truncation="only_second", return_tensors="pt")
+        with torch.no_grad():
+            output = model(**encoded)
+        context_only = np.array([which == 1 for which in encoded.sequence_ids(0)], dtype=int)
+        context_only[0] = 1
+        starts, ends, scores, _ = select_starts_ends(
+            output.start_logits.numpy(), output.end_logits.numpy(), 1 - context_only, None, max_answer_len=30
+        )
+        words = [encoded.token_to_word(int(np.ravel(place)[0])) for place in (starts, ends)]
+        start = encoded.word_to_chars(words[0], sequence_index=1)[0]
+        end = encoded.word_to_chars(words[1], sequence_index=1)[1]
+        assert (own["answer"], own["start"], own["end"]) == (context[start:end], start, end)
+        assert np.isclose(own["score"], np.ravel(scores)[0], atol=1e-4)
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("task", "pairs", "parameters", "words"),
+    [
+        ("reranking", None, {}, ["TEXT_PAIR is missing", "reranking"]),
+        ("answering", None, {}, ["TEXT_PAIR is missing", "answering"]),
+        ("reranking", ["x"], {"aggregation": "first"}, ["aggregation", "tagging"]),
+        ("tagging", None, {"aggregation": "last"}, ["'last'", "'average'"]),
+        ("embedding", None, {"dimensions": 9}, ["dimensions is 9", "8 or 32"]),
+        ("embedding", None, {"dimensions": "8"}, ["'8'", "whole number"]),
+        ("embedding", None, {"dimensions": True}, ["True", "whole number"]),
+        ("embedding", None, {"prompt": "passage"}, ["'passage'", "'query'"]),
+        ("embedding", None, {"truncate": "middle"}, ["'end', 'start', 'error' or 'chunk'"]),
+        ("embedding", None, {"truncate": "chunk", "overlap": -1}, ["overlap is -1"]),
+        ("embedding", None, {"truncate": "chunk", "overlap": LIMIT - 3}, ["windows", "limit: 8", "entry.max_windows"]),
+    ],
+)
+def test_request_is_refused_with_what_is_allowed(
+    served: Served, task: str, pairs: list[str] | None, parameters: dict[str, Any], words: list[str]
+) -> None:
+    message = served.refused(task, ["word " * 100], pairs, **parameters)
+    assert all(word in message for word in words), message
+
+
+def test_pair_is_refused_when_its_first_text_leaves_no_room(served: Served) -> None:
+    message = served.refused("reranking", ["word " * 100], ["a document"])
+    assert "the first text of pair 0 has 103 tokens" in message
+    assert f"limit: {LIMIT - 1}" in message
+
+
+def test_more_rows_of_one_text_are_refused_and_the_queue_still_wakes(served: Served) -> None:
+    with pytest.raises(InferenceServerException):
+        served.ask("reranking", ["a", "b"], ["c"])
+    for _ in range(3):
+        assert served.ask("reranking", ["a", "b"], ["c", "d"])["SCORES"].shape == (2, 1)
