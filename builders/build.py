@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from builders.bucket import BucketPlan
+from builders.calibration import Calibration
 from builders.engine import Engines, Work, make_engines, target_of
 from builders.errors import ExportError, PublishError
 from builders.graph import Recipe, recipe_for
 from builders.graph_file import sha256_of_graph
-from builders.judge import datasets
+from builders.judge import calibration_of, datasets
 from builders.lock import repository_lock
 from builders.machine import this_machine
 from builders.manifest import Manifest, built_buckets, output_of, published_versions, requests_of, sha256_of
@@ -42,6 +43,7 @@ GRAPH_MODULES = (
         _HERE / f"{name}.py"
         for name in (
             "backbone",
+            "calibration",
             "contract",
             "encoder",
             "export",
@@ -51,6 +53,7 @@ GRAPH_MODULES = (
             "graph",
             "graph_file",
             "heads",
+            "int8",
             "precision",
             "sentence_folder",
             "source",
@@ -78,6 +81,8 @@ class BuildOptions:
     """An ONNX graph with the lanes' contract that enters at fuse, instead of an export."""
     data: Path | None = None
     """The user's own texts for the task metric."""
+    calibration: Path | None = None
+    """The user's own texts for int8's scales."""
     gate: bool = True
     """Run the accuracy gate. Off for tests of other things alone: the version then has no accuracy table."""
 
@@ -137,12 +142,13 @@ def build(
     if plan.notice:
         progress(plan.notice)
     recipe = recipe_for(target_of(settings), settings.engine.precision, options.only, options.skip)
-    manifest = _manifest(settings, source, plan, recipe, options, data)
+    texts = calibration_of(recipe.precision, source.task, options.calibration)
+    manifest = _manifest(settings, source, plan, recipe, options, data, texts)
     engines = None
     found = find_version(repository, manifest.fingerprint, settings.name)
     if found is None:
         work = Work(graph_cache(cache), manifest.fingerprint[:16], cache.parent / "reports" / settings.name)
-        engines = make_engines(settings, source, plan, recipe, options, data, work, progress)
+        engines = make_engines(settings, source, plan, recipe, options, data, work, progress, texts)
         manifest = manifest.model_copy(update=engines.facts)
     # Not while building: that may take minutes, and a rollback cannot wait for it. What was built is worth a wait.
     with repository_lock(repository, wait_s=600, name=settings.name):
@@ -216,6 +222,7 @@ def _manifest(
     recipe: Recipe,
     options: BuildOptions,
     data: Sequence[Dataset],
+    texts: Calibration | None,
 ) -> Manifest:
     """The manifest but for what the steps and the publication add."""
     decisive: dict[str, Any] = {
@@ -234,6 +241,7 @@ def _manifest(
         "pad_id": source.pad_id,
         "buckets": built_buckets(plan.buckets),
         "gate": _gate_facts(settings, options, data),
+        "calibration": texts.facts if texts is not None else {},
     }
     date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     manifest = Manifest(**decisive, name=settings.name, date=date, git_commit=git_commit(), fingerprint="")

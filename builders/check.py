@@ -129,7 +129,9 @@ def check_model(settings: DeploySettings, *, export: bool = False) -> ModelCheck
     _check_forward(source)
     size, parameters = _size(source, shapes), sum(int(np.prod(shape)) for shape in shapes.values())
     kind = settings.engine.kind
-    precision = "fp32" if kind == "onnxruntime" else settings.engine.precision
+    precision = settings.engine.precision
+    # int8 rounds the inputs of its products, one at a time; what is kept between them is FP32.
+    activations = "fp32" if kind == "onnxruntime" else precision
     found, times = _export(source, plan) if export else (None, {})
     buckets = tuple(
         BucketCheck(
@@ -137,7 +139,7 @@ def check_model(settings: DeploySettings, *, export: bool = False) -> ModelCheck
             lane=bucket.lane,
             batch=bucket.batch,
             flops=size.flops(bucket.length),
-            activation_bytes=size.activation_bytes(bucket.batch, bucket.length, precision),
+            activation_bytes=size.activation_bytes(bucket.batch, bucket.length, activations),
             estimated_ms=MEASURED[kind].estimate(size, bucket.length),
             measured_ms=times.get(bucket.length),
         )

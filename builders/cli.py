@@ -11,10 +11,12 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from builders.bench.command import bench
 from builders.command_options import (
     CPU,
     PRODUCTION,
     Cache,
+    Calibration,
     Config,
     Data,
     Key,
@@ -38,8 +40,11 @@ from builders.errors import BuilderError
 from builders.model_commands import check, matrix
 from builders.names import make_command
 from builders.settings import DeploySettings, load_settings
+from builders.tune.command import tune
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="rich", help=__doc__)
+app.command()(bench)
+app.command()(tune)
 app.command()(check)
 app.command()(matrix)
 
@@ -71,6 +76,7 @@ def build(
     skip: Skip = None,
     onnx: Onnx = None,
     data: Data = None,
+    calibration: Calibration = None,
     list_: Annotated[bool, typer.Option("--list", help="List the fusion steps and end.")] = False,
 ) -> None:
     """Export, fuse, convert, judge, compile and publish a new version of the model repository."""
@@ -79,7 +85,7 @@ def build(
         return
     from builders.build import BuildOptions
 
-    options = BuildOptions(tuple(only or ()), tuple(skip or ()), onnx, data)
+    options = BuildOptions(tuple(only or ()), tuple(skip or ()), onnx, data, calibration)
     # A graph is one model's.
     models = chosen_models(config, model) if onnx is None else (load_settings(config, model),)
     build_all(models, config, cache, options)
@@ -94,7 +100,8 @@ def verify(
     skip: Skip = None,
     onnx: Onnx = None,
     data: Data = None,
-    precision: Annotated[str | None, typer.Option(help="fp32, fp16 or bf16; default: engine.precision.")] = None,
+    calibration: Calibration = None,
+    precision: Annotated[str | None, typer.Option(help="fp32, fp16, bf16 or int8; default: engine.precision.")] = None,
     target: Annotated[str | None, typer.Option(help="What the graph is fused for; default: the engine's.")] = None,
     find: Annotated[
         bool, typer.Option("--bisect", help="When the gate fails, find the step that makes it fail.")
@@ -114,6 +121,7 @@ def verify(
             skip=skip or (),
             onnx=onnx,
             data=data,
+            calibration=calibration,
             precision=precision,
             target=target,
             find=find,

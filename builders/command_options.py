@@ -47,6 +47,10 @@ Data = Annotated[
     Path | None,
     typer.Option("--data", help="Your own texts for the task metric: CSV, TSV or JSONL, text,label or query,positive."),
 ]
+Calibration = Annotated[
+    Path | None,
+    typer.Option("--calibration", help="Your own texts for int8's scales, of a form that --data takes; not the same."),
+]
 CPU = Path("deploy.cpu.yaml")
 PRODUCTION = Path("deploy.yaml")
 

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from builders.bucket import BucketPlan
+from builders.calibration import Calibration
 from builders.errors import CompileError
 from builders.graph import MadeGraph, Recipe, make_graph, runner_of
 from builders.graph_file import check_contract, graph_bytes, load_graph, save_graph, sha256_of_graph
-from builders.judge import accuracy_rows, make_gate
+from builders.judge import accuracy_rows, calibrated, make_gate
 from builders.machine import this_machine
 from builders.manifest import BuiltBucket
 from builders.settings import DeploySettings
@@ -119,6 +120,7 @@ def make_engines(
     data: Sequence[Dataset],
     work: Work,
     progress: Progress,
+    texts: Calibration | None = None,
 ) -> Engines:
     """Export, fuse, convert, judge and compile.
 
@@ -131,12 +133,14 @@ def make_engines(
         data: what the gate's task metric is taken on.
         work: where files go.
         progress: told one line per step.
+        texts: what int8 is calibrated with.
 
     Raises:
         GateError: the graph fails the gate; its report is written.
         BuilderError: what failed; nothing outside the cache was written.
     """
     tokenizer = make_tokenizer(source, work.cache)
+    recipe = calibrated(recipe, plan, tokenizer, source.task, texts)
     reference, exported = reference_graph(source, options.onnx, work.cache, progress)
     progress(f"fusing for {recipe.target}: {', '.join(recipe.steps) or 'no steps'}")
     gate = make_gate(settings, plan, tokenizer, reference, data, source.task) if options.gate else None
@@ -156,6 +160,8 @@ def make_engines(
         progress(f"report: {folder / 'report.html'}")
         raise
     facts: dict[str, Any] = {"export": exported, "accuracy": accuracy_rows(judged) if judged else ()}
+    if made.precision.products:
+        facts["products"] = tuple(asdict(product) for product in made.precision.products)
     files: Path | Mapping[str, Path] = graph
     listings: dict[str, Any] = {}
     if compiled is not None:
@@ -360,5 +366,8 @@ def _step_rows(made: MadeGraph) -> tuple[StepRow, ...]:
             f"mask constants replaced by -1e4: {', '.join(made.precision.clamped)}" if made.precision.clamped else ""
         )
         after = nodes + made.precision.casts
-        rows.append(StepRow(made.precision.precision, None, None, nodes, after, made.seconds["precision"], clamped))
+        products = made.precision.products
+        found, expected = (sum(p.int8 for p in products), len(products)) if products else (None, None)
+        seconds = made.seconds["precision"]
+        rows.append(StepRow(made.precision.precision, found, expected, nodes, after, seconds, clamped))
     return tuple(rows)

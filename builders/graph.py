@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from builders.errors import FuseError
 from builders.fuse import FuseReport, block_outputs, default_steps, fuse, list_steps
 from builders.fuse.step import LIST
+from builders.int8 import Row, quantize_static
 from builders.precision import Precision, PrecisionReport, convert
 from builders.rounding import round_fp16_casts
 from builders.source import EncoderSource
@@ -33,6 +34,8 @@ class Recipe:
     """Fusion steps, in their order."""
     precision: Precision
     """Type of weights and activations."""
+    rows: tuple[Row, ...] = field(default=(), repr=False, compare=False)
+    """Calibration texts, for int8 alone."""
 
     @property
     def steps(self) -> tuple[str, ...]:
@@ -107,17 +110,38 @@ def make_graph(
     # The steps leave small helper values without a type, and a conversion has to know every one.
     ShapeInferencePass()(model)
     fused = time.perf_counter()
-    precision = convert(model, recipe.precision)
-    if recipe.precision != "fp32":
-        progress(f"  {recipe.precision}: {sum(precision.narrow.values())} nodes narrow, {precision.casts} casts")
-        if gate is not None:
-            gate.check_step(recipe.precision, runner_of(model, recipe.precision), recipe.precision)
+    precision = _convert(model, recipe, progress)
+    if recipe.precision != "fp32" and gate is not None:
+        gate.check_step(recipe.precision, runner_of(model, recipe.precision), recipe.precision)
     return MadeGraph(model, fusion, precision, {"fuse": fused - began, "precision": time.perf_counter() - fused})
+
+
+def _convert(model: onnx_ir.Model, recipe: Recipe, progress: Callable[[str], None]) -> PrecisionReport:
+    if recipe.precision != "int8":
+        report = convert(model, recipe.precision)
+        if recipe.precision != "fp32":
+            progress(f"  {recipe.precision}: {sum(report.narrow.values())} nodes narrow, {report.casts} casts")
+        return report
+    from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+    report = convert(model, "fp32")
+    progress(f"  int8: calibrating with {len(recipe.rows)} texts")
+    products = quantize_static(model, recipe.rows)
+    # The FP32 weights that nothing reads any more.
+    RemoveUnusedNodesPass()(model)
+    narrow = [product for product in products if product.int8]
+    kept = [product.name for product in products if not product.int8]
+    worst = max((product.error for product in narrow), default=0.0)
+    progress(f"  int8: {len(narrow)} of {len(products)} products, error {worst:.1%} at most")
+    if kept:
+        progress(f"  int8: in FP32 stay {', '.join(kept)}")
+    counts = {"MatMul": len(narrow)}
+    return replace(report, precision="int8", narrow=counts, casts=2 * len(narrow), products=products)
 
 
 def runner_of(model: onnx_ir.Model, precision: Precision) -> OnnxRunner:
     """A graph on the CPU as the target computes it: its narrow tensors rounded, its blocks exposed."""
-    if precision == "fp32":
+    if precision in ("fp32", "int8"):
         return OnnxRunner(model, _blocks(model))
     # ONNX Runtime computes FP16 in FP32 on a CPU; its optimiser would take the rounding casts out again.
     return OnnxRunner(round_fp16_casts(model), _blocks(model), optimise=False)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builders.bucket import BucketPlan
+from builders.calibration import Calibration, calibration
+from builders.errors import PrecisionError
 from builders.graph import Recipe, make_graph, runner_of
 from builders.manifest import Accuracy
 from builders.serving.entry.tokenise import Piece, Tokeniser
@@ -106,6 +109,37 @@ def rows_of(tokenise: Tokeniser) -> Callable[[Sequence[Text]], list[Piece]]:
     return rows
 
 
+def tokenise_for(plan: BucketPlan, tokenizer: Path, facts: TaskFacts | None) -> Callable[[Sequence[Text]], list[Piece]]:
+    """The entry's tokeniser for a deployment's texts; see `rows_of`."""
+    # With spans, every row of a pair says where its second text begins.
+    pairs = facts is not None and facts.pair != "none"
+    return rows_of(Tokeniser(tokenizer, plan.max_tokens, spans=pairs, segment=facts is not None and facts.segment))
+
+
+def calibrated(
+    recipe: Recipe, plan: BucketPlan, tokenizer: Path, facts: TaskFacts, texts: Calibration | None
+) -> Recipe:
+    """The recipe with its calibration texts as the lanes get them; without texts, as it is."""
+    if texts is None:
+        return recipe
+    return replace(recipe, rows=tuple(texts.rows(tokenise_for(plan, tokenizer, facts))))
+
+
+def calibration_of(precision: str, facts: TaskFacts, path: Path | None) -> Calibration | None:
+    """What a precision is calibrated with; None for all but int8.
+
+    Raises:
+        VerifyError, PrecisionError: as `calibration`; a file that nothing would read is refused, too.
+    """
+    if precision == "int8":
+        return calibration(path, pairs=facts.pair == "required")
+    if path is not None:
+        raise PrecisionError(
+            "calibration texts without int8", value=precision, limit="engine.precision int8", remedy="leave it out"
+        )
+    return None
+
+
 def make_gate(
     settings: DeploySettings,
     plan: BucketPlan,
@@ -124,9 +158,7 @@ def make_gate(
         data: what the task metrics are taken on.
         facts: the model's task; None is an embedding.
     """
-    # With spans, every row of a pair says where its second text begins.
-    pairs = facts is not None and facts.pair != "none"
-    tokenise = rows_of(Tokeniser(tokenizer, plan.max_tokens, spans=pairs, segment=facts is not None and facts.segment))
+    tokenise = tokenise_for(plan, tokenizer, facts)
     return Gate(
         runner_of(reference, "fp32"),
         GateSettings(
@@ -149,7 +181,8 @@ def find_cause(
 
     def build(steps: Sequence[str]) -> tuple[onnx_ir.Model, Recipe]:
         precision = recipe.precision if recipe.precision in steps else "fp32"
-        part = Recipe(recipe.target, tuple(step for step in recipe.fusions if step in steps), precision)
+        fusions = tuple(step for step in recipe.fusions if step in steps)
+        part = replace(recipe, fusions=fusions, precision=precision)
         made = make_graph(reference, source, part, longest=longest, gate=None, progress=lambda _: None)
         return made.model, part
 

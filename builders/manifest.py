@@ -150,6 +150,10 @@ class Manifest(Facts):
     """The accuracy table."""
     gate: dict[str, Any] = {}
     """What the accuracy gate judged with: data and limit; empty when it was left out."""
+    calibration: dict[str, Any] = {}
+    """What int8 was calibrated with: name, number and hash of the texts; empty for other precisions."""
+    products: tuple[dict[str, Any], ...] = ()
+    """What int8 chose for each product (`builders.int8.Int8Product`)."""
     export: dict[str, Any] = {}
     """The exporter's report."""
     serving_sha256: str

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -29,7 +29,9 @@ from builders.errors import PrecisionError
 if TYPE_CHECKING:
     import onnx_ir
 
-Precision = Literal["fp32", "fp16", "bf16"]
+    from builders.int8 import Int8Product
+
+Precision = Literal["fp32", "fp16", "bf16", "int8"]
 Array = np.ndarray[Any, np.dtype[np.float32]]
 
 # The narrow type goes in and out of these: products, whose kernels add up in FP32 by themselves, and what fuses with
@@ -62,6 +64,8 @@ class PrecisionReport:
     """Mask constants outside the type's range that this call replaced by -1e4; empty where the mask was finite."""
     weight_bytes: int
     """Size of all floating-point constants."""
+    products: tuple[Int8Product, ...] = ()
+    """Of int8 alone: what was chosen for each product."""
 
 
 def convert(model: onnx_ir.Model, precision: Precision) -> PrecisionReport:
@@ -80,9 +84,12 @@ def convert(model: onnx_ir.Model, precision: Precision) -> PrecisionReport:
     import onnx_ir as ir
     from onnx_ir.passes.common import LiftConstantsToInitializersPass, RemoveUnusedNodesPass
 
-    if precision not in get_args(Precision):
+    if precision not in ("fp32", "fp16", "bf16"):
         raise PrecisionError(
-            "no such precision", value=precision, limit="fp32, fp16 or bf16", remedy="use quantize() for fp8 and int8"
+            "no type of a whole graph",
+            value=precision,
+            limit="fp32, fp16 or bf16",
+            remedy="use builders.int8 for the CPU engine, builders.quantize for fp8 and int8 on a GPU",
         )
     narrow = {"fp32": ir.DataType.FLOAT, "fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}[precision]
     _check(model, narrow)

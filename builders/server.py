@@ -22,7 +22,7 @@ from builders.drain import drain
 from builders.errors import ServerError
 from builders.model_processes import end_group
 from builders.ports import Ports
-from builders.server_checks import SHARED_MEMORY, check_models, check_shared_memory, has_gpu
+from builders.server_checks import SHARED_MEMORY, check_models, check_shared_memory, has_gpu, large_pages
 from builders.server_log import ServerLog
 from builders.triton_log import ServerEvent, remedy_for
 from builders.triton_wheel import RunFolder, TritonInstall, locate_triton
@@ -55,7 +55,7 @@ class TritonServer:
         host: the address to listen on.
         log_path: where the server's log goes (appended); by default a temporary file, kept if the server failed.
         extra_args: further arguments for tritonserver, after this class's own.
-        environment: variables over those of this process.
+        environment: variables over those of this process; see `large_pages` for the one that is added.
         on_event: called from a thread for each event of the log; must not block for long.
         ready_timeout_s: how long entering the `with` block waits until all models are ready, seconds.
         exit_timeout_s: how long `stop` lets requests in flight finish, whole seconds.
@@ -186,7 +186,9 @@ class TritonServer:
         folder = Path(tempfile.mkdtemp(prefix="triton-run-"))
         try:
             run = install.lay_out(folder)
-            environment = install.environment(run, {**os.environ, **self._environment})
+            base = {**os.environ, **self._environment}
+            base |= large_pages(self.repository, self.models, base)
+            environment = install.environment(run, base)
             log = self._log.open()
             launched = threading.Event()
             self._started_at = time.monotonic()

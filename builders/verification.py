@@ -13,7 +13,7 @@ from builders.engine import describe_plans, graph_target, make_tokenizer, refere
 from builders.errors import CompileError, PrecisionError
 from builders.graph import make_graph, recipe_for, runner_of
 from builders.graph_file import save_graph
-from builders.judge import datasets, find_cause, make_gate
+from builders.judge import calibrated, calibration_of, datasets, find_cause, make_gate
 from builders.precision import Precision
 from builders.render import bucket_plan
 from builders.settings import DeploySettings
@@ -46,6 +46,7 @@ def run_verify(
     skip: Sequence[str] = (),
     onnx: Path | None = None,
     data: Path | None = None,
+    calibration: Path | None = None,
     precision: str | None = None,
     target: str | None = None,
     find: bool = False,
@@ -61,6 +62,7 @@ def run_verify(
         skip: fusion steps to leave out.
         onnx: a graph that enters at fuse.
         data: the user's texts.
+        calibration: the user's texts for int8's scales.
         precision: instead of the settings' own.
         target: what to fuse for, instead of the engine's.
         find: bisect a failed gate.
@@ -74,9 +76,11 @@ def run_verify(
     source = open_source(settings.model)
     plan = bucket_plan(settings, source)
     recipe = recipe_for(target or target_of(settings), chosen, only, skip)
+    tokenizer = make_tokenizer(source, cache)
+    recipe = calibrated(recipe, plan, tokenizer, source.task, calibration_of(chosen, source.task, calibration))
     reference, _ = reference_graph(source, onnx, cache, progress)
     texts = datasets(data, source.task)
-    gate = make_gate(settings, plan, make_tokenizer(source, cache), reference, texts, source.task)
+    gate = make_gate(settings, plan, tokenizer, reference, texts, source.task)
     longest = plan.buckets[-1].length
     # Not step by step: `verify` shows the whole picture of a graph that `build` would have stopped at.
     made = make_graph(reference, source, recipe, longest=longest, gate=None, progress=progress)

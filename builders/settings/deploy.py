@@ -109,13 +109,6 @@ class DeploySettings(Section):
                     f"at most engine.max_batch = {self.engine.max_batch}",
                     "lower the lane's batch, or raise engine.max_batch and build the engines again",
                 )
-        if self.engine.max_batch_tokens < self.buckets[-1]:
-            raise _conflict(
-                "engine.max_batch_tokens",
-                self.engine.max_batch_tokens,
-                f"at least the longest bucket, {self.buckets[-1]}, so that it takes one text",
-                "raise engine.max_batch_tokens or drop that bucket",
-            )
         if self.lanes.long.bound < self.entry.batch and self.buckets[-1] > self.lanes.long.above:
             raise _conflict(
                 "lanes.long.bound",
@@ -137,12 +130,19 @@ class DeploySettings(Section):
             raise _conflict("engine.gpus", list(self.engine.gpus), "each GPU once", "remove what is named twice")
         if self.repository == Path():
             raise _conflict("repository", "", "a folder of its own", "name one, for example model_repository")
-        if self.engine.kind == "onnxruntime" and self.engine.precision != "fp32":
+        if self.engine.kind == "onnxruntime" and self.engine.precision not in ("fp32", "int8"):
             raise _conflict(
                 "engine.precision",
                 self.engine.precision,
-                "fp32 with engine.kind onnxruntime: the CPU engine computes in nothing else",
+                "fp32 or int8 with engine.kind onnxruntime: the CPU engine computes in nothing else",
                 "set engine.precision to fp32",
+            )
+        if self.engine.kind == "tensorrt" and self.engine.precision == "int8":
+            raise _conflict(
+                "engine.precision",
+                self.engine.precision,
+                "fp16, bf16 or fp32 with engine.kind tensorrt: int8 is the CPU engine's",
+                "set engine.precision to fp16",
             )
 
 

@@ -150,12 +150,12 @@ class EngineSettings(Section):
 
     kind: Literal["tensorrt", "onnxruntime"] = "tensorrt"
     """`tensorrt`: Triton's native backend on a plan (GPU); `onnxruntime`: the Python backend on the CPU."""
-    precision: Literal["fp16", "bf16", "fp32"] = "fp16"
-    """Arithmetic of the plan; the CPU engine computes in fp32."""
+    precision: Literal["fp16", "bf16", "fp32", "int8"] = "fp16"
+    """Arithmetic: fp16, bf16 or fp32 of a plan; fp32, or int8 in the blocks' products, of the CPU engine."""
     max_batch: Annotated[Integer, Field(ge=1, le=1024)] = 32
     """Largest batch the engine is built for, texts."""
     max_batch_tokens: Annotated[Integer, Field(ge=1, le=16_777_216)] = 16_384
-    """Largest batch the engine is built for, tokens: a bucket of L takes min(max_batch, max_batch_tokens / L) texts."""
+    """Largest batch the engine is built for, tokens: a bucket of L takes min(max_batch, this / L) texts, at least 1."""
     batch_steps: tuple[Count, ...] = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32)
     """Batch sizes that get a CUDA graph and a warm-up run; a bucket keeps those up to its own largest batch."""
     memory_limit_mb: Annotated[Integer, Field(ge=16, le=1_000_000)] | None = None
@@ -167,6 +167,8 @@ class EngineSettings(Section):
 class ObjectiveSettings(Section):
     """The stop line: bench, tune and verify pass or fail against it."""
 
+    rate: Annotated[Number, Field(gt=0, le=1_000_000)] = 100.0
+    """Texts a second offered while p99_ms is measured, one text a request (`bench`, `tune`)."""
     p99_ms: Annotated[Number, Field(gt=0, le=600_000)] = 400.0
     """P99 of the latency at the objective's rate, milliseconds."""
     gpu_utilization: Annotated[Number, Field(ge=0, le=1)] | None = 0.70

@@ -203,7 +203,7 @@ def builtin_texts() -> PlainTexts:
 
     paragraphs = (" ".join(block.split()) for name in sorted(topics) for block in topics[name].split("\n\n"))
     sentences = (text for block in paragraphs for text in re.split(r"(?<=[.!?])\s+(?=[A-Z])", block))
-    return _plain("Python documentation", [text for text in sentences if _is_prose(text)])
+    return _plain("Python documentation", [text for text in sentences if is_prose(text)])
 
 
 @lru_cache(maxsize=1)
@@ -219,7 +219,8 @@ def first_words(text: str, count: int = 8) -> str:
     return " ".join(text.split()[:count])
 
 
-def _is_prose(text: str) -> bool:
+def is_prose(text: str) -> bool:
+    """Mostly letters, neither a word nor a chapter."""
     letters = sum(letter.isalpha() or letter == " " for letter in text)
     return 20 <= len(text) <= 2000 and letters / len(text) > 0.8
 

@@ -37,7 +37,9 @@ LINES: Mapping[str, ParityLine] = MappingProxyType(
         "fp16": ParityLine(cosine=0.9998, channel_error=0.1, score_error=0.03),
         "bf16": ParityLine(cosine=0.995, channel_error=0.2, score_error=0.2),
         "fp8": ParityLine(cosine=0.98, channel_error=0.5, score_error=0.5),
-        "int8": ParityLine(cosine=0.98, channel_error=0.5, score_error=0.5),
+        # Static int8 of MiniLM reached 0.991 and 0.114 (the worst token; texts' vectors 0.9991 in the mean). With one
+        # scale for all channels and nothing smoothed: 0.953 and 0.34. The task metric judges what is between.
+        "int8": ParityLine(cosine=0.98, channel_error=0.25, score_error=0.2),
     }
 )
 """Lines by precision of the candidate. FP16: 0.9998 where plain weak typing in TensorRT 8.6 reached 0.9996 (FACTS.md).

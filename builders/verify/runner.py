@@ -15,6 +15,7 @@ from builders.contract import INPUTS, SEGMENT
 from builders.contract import OUTPUT as OUTPUT
 from builders.errors import BuilderError
 from builders.graph_file import EXTERNAL_ABOVE, map_weights, save_graph, weight_bytes
+from builders.serving.lane.processor import int8_saturates
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -121,6 +122,9 @@ class OnnxRunner:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
         options.intra_op_num_threads = threads
+        if int8_saturates():
+            # As the engine does: what is judged is what is served.
+            options.add_session_config_entry("session.x64quantprecision", "1")
         level = onnxruntime.GraphOptimizationLevel
         options.graph_optimization_level = level.ORT_ENABLE_ALL if optimise else level.ORT_DISABLE_ALL
         exposed = _exposed(model, self._blocks)

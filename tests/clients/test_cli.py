@@ -51,7 +51,9 @@ def test_options_reach_the_wire(server: FakeTriton) -> None:
     )  # fmt: skip
     assert result.exit_code == 0
     assert sorted(len(seen.texts) for seen in server.seen) == [1, 2]
-    assert server.seen[0].parameters == {"priority": 1, "timeout": 500_000, "truncate": "error"}
+    assert server.seen[0].parameters == {
+        "priority": 1, "class": "interactive", "timeout": 500_000, "truncate": "error",
+    }  # fmt: skip
     assert server.seen[0].model == "m"
     assert server.seen[0].remaining is not None
     assert server.seen[0].remaining < 9.1  # gRPC rounds it up

@@ -3,7 +3,6 @@
 import pickle
 
 import pytest
-from tritonclient.utils import InferenceServerException
 
 from clients import (
     DeadlineExceeded,
@@ -14,7 +13,7 @@ from clients import (
     ServerFailure,
     ServerUnavailable,
 )
-from clients.errors import from_grpc
+from clients.failures import HTTP_STATUSES, from_http_code, from_status
 
 UNREACHABLE = (
     "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:28599: "
@@ -34,6 +33,10 @@ AS_SENT_BY_TRITON = [
     ("UNAVAILABLE", "the long lane is full: 64 texts", Overloaded),
     ("UNAVAILABLE", "Long lane: bound reached", Overloaded),
     ("UNAVAILABLE", UNREACHABLE, ServerUnavailable),
+    ("UNAVAILABLE", f"{UNREACHABLE} Ssl handshake failed", ServerUnavailable),
+    ("UNAVAILABLE", "This protocol is restricted, expecting header 'triton-grpc-protocol-key'", InvalidInput),
+    ("UNAUTHENTICATED", "no token", InvalidInput),
+    ("PERMISSION_DENIED", "This API is restricted, expecting header 'key'", InvalidInput),
     ("UNAVAILABLE", "Request for unknown model: 'encode' version 1 is not at ready state", ServerUnavailable),
     ("UNAVAILABLE", "anything else", ServerUnavailable),
     ("NOT_FOUND", "Request for unknown model: 'encode' is not found", ServerUnavailable),
@@ -54,8 +57,8 @@ AS_SENT_BY_TRITON = [
 
 
 @pytest.mark.parametrize(("status", "message", "kind"), AS_SENT_BY_TRITON)
-def test_from_grpc_gives_the_kind_the_status_and_the_url(status: str, message: str, kind: type[EncoderError]) -> None:
-    error = from_grpc(InferenceServerException(message, status=f"StatusCode.{status}"), "host:8001")
+def test_from_status_gives_the_kind_the_status_and_the_url(status: str, message: str, kind: type[EncoderError]) -> None:
+    error = from_status(status, message, "host:8001")
     assert type(error) is kind
     assert error.status == status
     assert error.url == "host:8001"
@@ -66,15 +69,15 @@ def test_from_grpc_gives_the_kind_the_status_and_the_url(status: str, message: s
 
 
 def test_message_names_the_texts_counted_from_zero() -> None:
-    sent = InferenceServerException("Request timeout expired", status="StatusCode.UNAVAILABLE")
-    assert str(from_grpc(sent, "h:1", range(32, 64))).startswith("texts 32 to 63: the request waited")
-    assert str(from_grpc(sent, "h:1", range(5, 6))).startswith("text 5: ")
-    assert from_grpc(sent, "h:1", range(32, 64)).texts == range(32, 64)
-    assert from_grpc(sent, "h:1").texts is None
+    sent = ("UNAVAILABLE", "Request timeout expired")
+    assert str(from_status(*sent, "h:1", range(32, 64))).startswith("texts 32 to 63: the request waited")
+    assert str(from_status(*sent, "h:1", range(5, 6))).startswith("text 5: ")
+    assert from_status(*sent, "h:1", range(32, 64)).texts == range(32, 64)
+    assert from_status(*sent, "h:1").texts is None
 
 
-def invalid(message: str) -> InferenceServerException:
-    return InferenceServerException(message, status="StatusCode.INVALID_ARGUMENT")
+def invalid(message: str) -> tuple[str, str]:
+    return "INVALID_ARGUMENT", message
 
 
 @pytest.mark.parametrize("request_id", ["", "[request id: <id_unknown>] "])
@@ -91,7 +94,7 @@ def invalid(message: str) -> InferenceServerException:
 def test_text_the_server_refuses_is_named_once_by_its_position_in_the_call(
     request_id: str, message: str, texts: range, shown: str, position: int
 ) -> None:
-    error = from_grpc(invalid(request_id + message), "h:1", texts)
+    error = from_status(*invalid(request_id + message), "h:1", texts)
     assert str(error) == f"{shown}; server: h:1"
     assert error.texts == range(position, position + 1)
     copy = pickle.loads(pickle.dumps(error))  # noqa: S301
@@ -112,15 +115,14 @@ def test_text_the_server_refuses_is_named_once_by_its_position_in_the_call(
     ],
 )
 def test_message_that_names_no_text_of_the_request_is_about_all_of_them(message: str) -> None:
-    error = from_grpc(invalid(message), "h:1", range(32, 46))
+    error = from_status(*invalid(message), "h:1", range(32, 46))
     assert str(error) == f"texts 32 to 45: {message}; server: h:1"
     assert error.texts == range(32, 46)
 
 
 def test_position_is_left_as_it_is_where_no_texts_were_sent_and_in_other_kinds() -> None:
-    assert str(from_grpc(invalid("text 3 is too long"), "h:1")) == "text 3 is too long; server: h:1"
-    failed = InferenceServerException("text 3 failed", status="StatusCode.INTERNAL")
-    error = from_grpc(failed, "h:1", range(32, 46))
+    assert str(from_status(*invalid("text 3 is too long"), "h:1")) == "text 3 is too long; server: h:1"
+    error = from_status("INTERNAL", "text 3 failed", "h:1", range(32, 46))
     assert str(error).startswith("texts 32 to 45: the server failed: 'text 3 failed'")
     assert error.texts == range(32, 46)
 
@@ -129,7 +131,7 @@ def test_position_is_left_as_it_is_where_no_texts_were_sent_and_in_other_kinds()
     "message", ["received metadata size exceeds hard limit", "Received message larger than max (9 vs. 4)"]
 )
 def test_message_over_a_limit_of_grpc_is_not_to_be_tried_again(message: str) -> None:
-    error = from_grpc(InferenceServerException(message, status="StatusCode.RESOURCE_EXHAUSTED"), "h:1", range(2))
+    error = from_status("RESOURCE_EXHAUSTED", message, "h:1", range(2))
     assert not error.safe_to_retry
     assert str(error) == (
         f"texts 0 to 1: a message of the call is too large: '{message}'; server: h:1; "
@@ -139,7 +141,7 @@ def test_message_over_a_limit_of_grpc_is_not_to_be_tried_again(message: str) -> 
 
 def test_remedy_of_the_server_stands_alone() -> None:
     sent = "the long lane holds 64 texts; limit: 64; to do: send again later"
-    error = from_grpc(InferenceServerException(sent, status="StatusCode.UNAVAILABLE"), "h:1")
+    error = from_status("UNAVAILABLE", sent, "h:1")
     assert str(error) == f"{sent}; server: h:1"
 
 
@@ -166,3 +168,20 @@ def test_error_survives_pickling_with_its_fields() -> None:
     error = Overloaded("full", value=64, remedy="wait", url="h:1", texts=range(2, 4))
     copy = pickle.loads(pickle.dumps(error))  # noqa: S301
     assert (type(copy), str(copy), copy.url, copy.texts, copy.value) == (Overloaded, str(error), "h:1", range(2, 4), 64)
+
+
+@pytest.mark.parametrize(("status", "message", "kind"), AS_SENT_BY_TRITON)
+def test_only_what_was_surely_not_computed_may_be_sent_again(
+    status: str, message: str, kind: type[EncoderError]
+) -> None:
+    error = from_status(status, message, "h:1")
+    if error.refused:
+        assert kind in (QueueTimeout, Overloaded, ServerUnavailable)
+    assert error.refused is (kind in (QueueTimeout, Overloaded) or message == UNREACHABLE)
+
+
+@pytest.mark.parametrize("code", [*HTTP_STATUSES, 500, 418])
+def test_http_code_is_given_as_the_status_it_stands_for(code: int) -> None:
+    failure = from_http_code(code, "")
+    assert failure.status == HTTP_STATUSES.get(code, "INTERNAL")
+    assert str(code) in failure.message or code == 413

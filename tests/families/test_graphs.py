@@ -14,6 +14,7 @@ from onnx_ir.passes.common import ShapeInferencePass
 
 from builders.errors import ExportError
 from builders.fuse import expected_sites
+from builders.int8 import Row, quantize_static
 from builders.precision import convert
 from builders.rounding import round_fp16_casts
 from tests.families.conftest import Made
@@ -101,6 +102,27 @@ def test_mask_is_finite_when_the_graph_is_narrow(made_of: MadeOf, family: str) -
     assert np.isfinite(expected).all()
     cosines = (got * expected).sum(-1)[:2] / np.linalg.norm(got[:2], axis=-1) / np.linalg.norm(expected[:2], axis=-1)
     assert cosines.min() > 0.999
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_products_of_every_layer_in_int8(made_of: MadeOf, family: str) -> None:
+    narrow = made_of(family).fused.clone()
+    ShapeInferencePass()(narrow)
+    random = np.random.default_rng(1)
+    rows = [Row(random.integers(6, WORDS, n).astype(np.int32), n) for n in (2, 9, 30, LIMIT)]
+    products = quantize_static(narrow, rows)
+    # QKV in one, attention's output and the two of the feed-forward block; DeBERTa's Q, K and V are three.
+    wanted = LAYERS * (6 if "deberta" in family else 4)
+    # ELECTRA's embeddings are narrower than its blocks.
+    assert len(products) == wanted + (family == "electra")
+    assert all(product.int8 for product in products)
+    session, batch = session_of(narrow), batches(made_of(family).source.pad_id)[-1]
+    (together,) = session.run(None, batch)
+    (exact,) = session_of(made_of(family).fused).run(None, batch)
+    alone = np.concatenate([session.run(None, _row(batch, *place))[0] for place in enumerate(batch["length"][:, 0])])
+    for other, least in ((exact, 0.99), (alone, 0.9999)):
+        norms = np.linalg.norm(together, axis=-1) * np.linalg.norm(other, axis=-1)
+        assert ((together * other).sum(-1) / norms).min() > least
 
 
 @pytest.mark.slow

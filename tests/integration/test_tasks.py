@@ -16,6 +16,8 @@ from tritonclient.utils import InferenceServerException
 
 from builders.ports import free_ports
 from builders.server import TritonServer
+from clients import InvalidInput
+from tests.clients.ways import WAYS, Way
 from tests.integration.conftest import PATIENT
 from tests.tools.repositories import repositories
 from tests.tools.tiny import LIMIT, TAGS, TASKS, WIDTH, tiny_model
@@ -243,3 +245,64 @@ def test_more_rows_of_one_text_are_refused_and_the_queue_still_wakes(served: Ser
         served.ask("reranking", ["a", "b"], ["c"])
     for _ in range(3):
         assert served.ask("reranking", ["a", "b"], ["c", "d"])["SCORES"].shape == (2, 1)
+
+
+# Through the clients: what the raw answers are worth is tested above, here that they arrive whole and in order.
+
+
+def is_close(one: Any, other: Any) -> bool:
+    """But for batches, and sums with them."""
+    return np.shape(one) == np.shape(other) and np.allclose(one, other, atol=1e-5)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_client_gives_vectors_with_prompt_size_and_windows(served: Served, way: Way) -> None:
+    with way.client(served.server, model="encode_embedding", batch=2) as client:
+        facts = client.facts()
+        assert (facts.task, facts.size, facts.dimensions) == ("embedding", WIDTH, (8, WIDTH))
+        assert "query" in facts.prompts
+        assert (client.dim(), client.encode([]).embeddings.shape) == (WIDTH, (0, WIDTH))
+        for given in (
+            {"prompt": "query", "dimensions": 8},
+            {"truncate": "start"},
+            {"truncate": "chunk", "overlap": 10},
+        ):
+            result, raw = client.encode(TEXTS, **given), served.ask("embedding", TEXTS, **given)
+            assert is_close(result.embeddings, raw["EMBEDDING"])
+            assert (result.tokens.tolist(), result.cut.tolist()) == (
+                raw["TOKENS"][:, 0].tolist(),
+                raw["CUT"][:, 0].tolist(),
+            )
+        with pytest.raises(InvalidInput, match="8 or 32"):
+            client.encode(TEXTS, dimensions=9)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_client_gives_labels_and_ranks(served: Served, way: Way) -> None:
+    with way.client(served.server, model="encode_classification", batch=2) as client:
+        result, raw = client.classify(QUESTIONS, pairs=TEXTS, top_k=1), served.ask("classification", QUESTIONS, TEXTS)
+        assert is_close(result.scores, raw["SCORES"])
+        names = ("calm", "glad", "sad")
+        assert [[one.label for one in own] for own in result] == [[names[at]] for at in raw["SCORES"].argmax(axis=1)]
+    with way.client(served.server, model="encode_reranking", batch=2) as client:
+        scores = served.ask("reranking", QUESTIONS[:1] * len(TEXTS), TEXTS)["SCORES"][:, 0]
+        best = np.argsort(-scores, kind="stable")[:3]
+        ranked = client.rerank(QUESTIONS[0], TEXTS, top_n=3)
+        assert [(one.index, one.document) for one in ranked] == [(at, TEXTS[at]) for at in best]
+        assert is_close(ranked.scores, scores[best])
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_client_gives_entities_and_answers(served: Served, way: Way) -> None:
+    with way.client(served.server, model="encode_tagging", batch=2) as client:
+        for given in ({"aggregation": "first"}, {"truncate": "chunk", "aggregation": "none"}):
+            raw = documents(served.ask("tagging", TEXTS, **given)["ENTITIES"])
+            label = "entity" if given["aggregation"] == "none" else "entity_group"
+            expected = [[(one[label], one["word"], one["start"], one["end"]) for one in own] for own in raw]
+            tagged = client.tag(TEXTS, **given)
+            assert [[(one.label, one.word, one.start, one.end) for one in own] for own in tagged] == expected
+    with way.client(served.server, model="encode_answering", batch=2) as client:
+        raw = documents(served.ask("answering", QUESTIONS, TEXTS)["ANSWERS"])
+        answers = list(client.answer(QUESTIONS, TEXTS))
+        assert [(one.text, one.start, one.end) for one in answers] == [(r["answer"], r["start"], r["end"]) for r in raw]
+        assert is_close([one.score for one in answers], [one["score"] for one in raw])

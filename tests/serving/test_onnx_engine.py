@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
@@ -127,3 +128,31 @@ def test_engine_opened_from_the_lanes_configuration_and_warmed_up(graph: Path) -
 def test_missing_graph_refused_with_its_path(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="gone"):
         OnnxEngine(tmp_path / "gone.onnx", output="EMBEDDING", per_token=False, threads=1)
+
+
+def test_answers_of_the_full_optimiser_kept_without_its_sum_and_norm_kernel(tmp_path: Path) -> None:
+    text = """
+        <ir_version: 10, opset_import: ["" : 20]>
+        block (int32[b, L] input_ids, int32[b, 1] length) => (float[b, L, 64] EMBEDDING) {
+            x = Gather (table, input_ids)
+            y = MatMul (x, weight)
+            sum = Add (y, x)
+            EMBEDDING = LayerNormalization <axis = -1> (sum, scale, bias)
+        }"""
+    random = np.random.default_rng(0)
+    sizes = {"table": (50, 64), "weight": (64, 64), "scale": (64,), "bias": (64,)}
+    model = onnx.parser.parse_model(text)
+    arrays = {name: random.standard_normal(size).astype(np.float32) for name, size in sizes.items()}
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in arrays.items())
+    path = tmp_path / "model.onnx"
+    onnx.save(model, str(path))
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
+    whole = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    kinds = {node.op_type for node in onnx.load(str(tmp_path / "optimised.onnx")).graph.node}
+    assert "SkipLayerNormalization" in kinds, "nothing is left out any more: measure again"
+    ids, length = random.integers(0, 50, (3, 16)).astype(np.int32), np.full((3, 1), 16, dtype=np.int32)
+    # per_token: such an answer is the whole [b, L, size].
+    found = OnnxEngine(path, output="EMBEDDING", per_token=True, threads=1).run({"input_ids": ids, "length": length})
+    (wanted,) = whole.run(["EMBEDDING"], {"input_ids": ids, "length": length})
+    assert np.abs(found - wanted).max() < 1e-5

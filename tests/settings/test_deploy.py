@@ -228,11 +228,17 @@ CONFLICTS = {
         "at most engine.max_batch = 32",
         "lower the lane's batch, or raise engine.max_batch",
     ),
-    "tokens below the longest bucket": (
-        {"engine": {"max_batch_tokens": 2047}},
-        "engine.max_batch_tokens: 2047",
-        "at least the longest bucket, 2048",
-        "raise engine.max_batch_tokens or drop that bucket",
+    "int8 of a plan": (
+        {"engine": {"precision": "int8"}},
+        "engine.precision: int8",
+        "fp16, bf16 or fp32 with engine.kind tensorrt",
+        "set engine.precision to fp16",
+    ),
+    "fp16 on a CPU": (
+        {"engine": {"kind": "onnxruntime", "precision": "fp16"}},
+        "engine.precision: fp16",
+        "fp32 or int8 with engine.kind onnxruntime",
+        "set engine.precision to fp32",
     ),
     "long bound below the entry's batch": (
         {"lanes": {"long": {"bound": 31}}},
@@ -271,7 +277,9 @@ def test_conflict_refused_with_field_value_limit_and_remedy(tmp_path: Path, case
         {"lanes": {"short": {"up_to": 256}, "long": {"above": 256}}},
         {"lanes": {"short": {"late_from": 512}}},
         {"lanes": {"short": {"batch": 32}, "long": {"batch": 32, "bound": 32}}},
-        {"engine": {"max_batch_tokens": 2048}},
+        # Below the longest bucket, which then takes one text at a time.
+        {"engine": {"max_batch_tokens": 256}},
+        {"engine": {"kind": "onnxruntime", "precision": "int8"}},
         {"engine": {"batch_steps": [1]}},
         # No bucket of the long lane: its bound is never used.
         {"buckets": [128], "lanes": {"long": {"bound": 1}}},

@@ -125,7 +125,7 @@ def test_number_out_of_bounds_refused_with_field_value_limit_and_remedy(
     ("name", "value", "limit"),
     [
         ("engine.kind", "openvino", "'tensorrt' or 'onnxruntime'"),
-        ("engine.precision", "int8", "'fp16', 'bf16' or 'fp32'"),
+        ("engine.precision", "fp8", "'fp16', 'bf16', 'fp32' or 'int8'"),
         ("lanes.short.stream_priority", "highest", "'max', 'default' or 'min'"),
         ("model.task", "rerank", "'reranking'"),
         ("model.pooling", "middle", "'auto', 'mean', 'cls', 'max'"),

@@ -1,11 +1,10 @@
-"""EncoderClient against a server that speaks Triton's protocol (see fake_triton)."""
+"""Both clients over both protocols against a server that speaks Triton's (see fake_triton)."""
 
 import dataclasses
 import random
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -24,18 +23,7 @@ from clients import (
     ServerUnavailable,
 )
 from tests.clients.fake_triton import DIM, FakeTriton, serve, vector
-
-
-@pytest.fixture
-def server() -> Iterator[FakeTriton]:
-    with serve() as fake:
-        yield fake
-
-
-@pytest.fixture
-def client(server: FakeTriton) -> Iterator[EncoderClient]:
-    with EncoderClient(server.url) as made:
-        yield made
+from tests.clients.ways import Way
 
 
 def vectors(texts: list[str]) -> np.ndarray:
@@ -107,8 +95,8 @@ def test_numpy_strings_and_tuples_are_texts(client: EncoderClient, server: FakeT
     assert [seen.texts for seen in server.seen] == [[b"a", b"b"]] * 2
 
 
-def test_encode_batches_yields_each_request_and_stops_when_left(server: FakeTriton) -> None:
-    with EncoderClient(server.url, batch=2, concurrency=1) as client:
+def test_encode_batches_yields_each_request_and_stops_when_left(server: FakeTriton, way: Way) -> None:
+    with way.client(server, batch=2, concurrency=1) as client:
         assert [len(result) for result in client.encode_batches(["t"] * 5)] == [2, 2, 1]
         server.seen.clear()
         batches = client.encode_batches(["t"] * 100)
@@ -137,20 +125,21 @@ def test_timeout_is_sent_in_microseconds(
     assert server.seen[0].parameters.get("timeout") == sent
 
 
-def test_truncate_model_and_deadline_are_sent(server: FakeTriton) -> None:
-    with EncoderClient(server.url, model="other") as client:
+def test_truncate_model_and_deadline_are_sent(server: FakeTriton, way: Way) -> None:
+    with way.client(server, model="other") as client:
         client.encode("a")
         client.encode("a", truncate="error", deadline=5)
     first, second = server.seen
     assert (first.parameters, first.model) == ({"truncate": "end"}, "other")
     assert (second.parameters, second.model) == ({"truncate": "error"}, "other")
-    assert second.remaining is not None
-    assert 4 < second.remaining < 5.1  # gRPC rounds it up
+    if way.protocol == "grpc":  # HTTP tells the server nothing of it
+        assert second.remaining is not None
+        assert 4 < second.remaining < 5.1  # gRPC rounds it up
 
 
-def test_requests_in_flight_stay_within_the_bound(server: FakeTriton) -> None:
+def test_requests_in_flight_stay_within_the_bound(server: FakeTriton, way: Way) -> None:
     server.delay = lambda _: 0.02
-    with EncoderClient(server.url, batch=1, concurrency=3) as client:
+    with way.client(server, batch=1, concurrency=3) as client:
         client.encode([str(i) for i in range(20)])
     assert server.most_at_once == 3
 
@@ -203,15 +192,18 @@ def test_failure_of_the_server_arrives_as_its_kind(
     with pytest.raises(EncoderError) as caught:
         client.encode(["a", "b"])
     assert type(caught.value) is kind
+    # A proxy's 429 and Triton's own codes over HTTP are given as the statuses they stand for.
     assert caught.value.status == code.name
     assert caught.value.texts == range(0, 2)
-    assert caught.value.url == server.url
+    assert caught.value.url == client.url
 
 
-def test_first_failure_names_its_texts_cancels_the_rest_and_leaves_the_client_usable(server: FakeTriton) -> None:
+def test_first_failure_names_its_texts_cancels_the_rest_and_leaves_the_client_usable(
+    server: FakeTriton, way: Way
+) -> None:
     server.fail = lambda texts: (grpc.StatusCode.INTERNAL, "boom") if texts[0] == b"4" else None
     server.delay = lambda texts: 0.05 if texts[0] == b"4" else 5.0
-    with EncoderClient(server.url, batch=2, concurrency=4) as client:
+    with way.client(server, batch=2, concurrency=4) as client:
         started = time.monotonic()
         with pytest.raises(ServerFailure, match=r"texts 4 to 5: .*boom") as caught:
             client.encode([str(i) for i in range(40)])
@@ -235,23 +227,26 @@ def test_text_the_server_refuses_is_named_by_its_position_in_the_call(
     )
     with pytest.raises(InvalidInput) as caught:
         client.encode(["bad" if i == bad else "good" for i in range(texts)])
-    assert str(caught.value) == f"text {bad} has 602 tokens; limit: 512; server: {server.url}"
+    assert str(caught.value) == f"text {bad} has 602 tokens; limit: 512; server: {client.url}"
     assert caught.value.texts == range(bad, bad + 1)
 
 
-def test_error_too_long_for_grpcs_headers_is_not_to_be_tried_again(client: EncoderClient, server: FakeTriton) -> None:
+def test_error_too_long_for_grpcs_headers_is_not_to_be_tried_again(server: FakeTriton) -> None:
     server.fail = lambda _: (grpc.StatusCode.INVALID_ARGUMENT, "x" * 100_000)
-    with pytest.raises(InvalidInput, match=r"too large: .*metadata size exceeds") as caught:
+    with (
+        EncoderClient(server.url) as client,
+        pytest.raises(InvalidInput, match=r"too large: .*metadata size exceeds") as caught,
+    ):
         client.encode("a")
     assert (caught.value.status, caught.value.safe_to_retry) == ("RESOURCE_EXHAUSTED", False)
 
 
-def test_refused_connection_names_url_and_remedy_at_once() -> None:
+def test_refused_connection_names_url_and_remedy_at_once(way: Way) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        url = f"127.0.0.1:{free.getsockname()[1]}"
+        url = way.at(f"127.0.0.1:{free.getsockname()[1]}")
         started = time.monotonic()
-        with EncoderClient(url) as client, pytest.raises(ServerUnavailable) as caught:
+        with way.client(url) as client, pytest.raises(ServerUnavailable) as caught:
             client.encode("a")
         assert time.monotonic() - started < 2
     assert caught.value.safe_to_retry
@@ -261,7 +256,7 @@ def test_refused_connection_names_url_and_remedy_at_once() -> None:
 def test_client_finds_a_server_that_starts_later() -> None:
     with serve() as fake:
         url = fake.url
-    with EncoderClient(url) as client:
+    with EncoderClient(url) as client:  # gRPC: its channel has a back-off of its own
         for _ in range(3):
             assert not client.ready()
         server = grpc.server(ThreadPoolExecutor(2))
@@ -275,9 +270,9 @@ def test_client_finds_a_server_that_starts_later() -> None:
         server.stop(0).wait()
 
 
-def test_deadline_ends_the_whole_call(server: FakeTriton) -> None:
+def test_deadline_ends_the_whole_call(server: FakeTriton, way: Way) -> None:
     server.delay = lambda _: 0.15
-    with EncoderClient(server.url, batch=1, concurrency=1) as client:
+    with way.client(server, batch=1, concurrency=1) as client:
         started = time.monotonic()
         with pytest.raises(DeadlineExceeded) as caught:
             client.encode(["a"] * 10, deadline=0.4)
@@ -286,8 +281,8 @@ def test_deadline_ends_the_whole_call(server: FakeTriton) -> None:
     assert not caught.value.safe_to_retry
 
 
-def test_deadline_that_passes_between_batches_names_what_was_not_sent(server: FakeTriton) -> None:
-    with EncoderClient(server.url, batch=1, concurrency=1) as client:
+def test_deadline_that_passes_between_batches_names_what_was_not_sent(server: FakeTriton, way: Way) -> None:
+    with way.client(server, batch=1, concurrency=1) as client:
         batches = client.encode_batches(["a"] * 3, deadline=0.2)
         next(batches)
         time.sleep(0.3)
@@ -334,8 +329,14 @@ def test_lone_surrogate_is_refused_with_its_index(client: EncoderClient, server:
         {"timeout": True},
         {"deadline": 0},
         {"deadline": float("inf")},
-        {"truncate": "start"},
+        {"truncate": "middle"},
         {"truncate": None},
+        {"overlap": 4},
+        {"overlap": -1, "truncate": "chunk"},
+        {"overlap": 1.5, "truncate": "chunk"},
+        {"dimensions": 0},
+        {"prompt": 3},
+        {"progress": "yes"},
     ],
 )
 def test_option_outside_its_limits_is_refused(
@@ -354,12 +355,6 @@ def test_option_outside_its_limits_is_refused(
 def test_argument_of_the_client_outside_its_limits_is_refused(arguments: dict[str, object]) -> None:
     with pytest.raises(InvalidInput):
         EncoderClient(**arguments)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("url", ["", "http://127.0.0.1:8000", "https://host", "grpc://host:8001"])
-def test_url_with_a_scheme_is_refused(url: str) -> None:
-    with pytest.raises(InvalidInput, match="host:port"):
-        EncoderClient(url)
 
 
 @pytest.mark.parametrize("outputs", [("TOKENS", "CUT"), ("EMBEDDING", "CUT")])
@@ -386,8 +381,8 @@ def test_ready_says_what_the_server_says(client: EncoderClient, server: FakeTrit
     assert not client.ready()
 
 
-def test_ready_is_false_without_a_server() -> None:
-    with EncoderClient("127.0.0.1:1") as client:
+def test_ready_is_false_without_a_server(way: Way) -> None:
+    with way.client(way.at("127.0.0.1:1")) as client:
         started = time.monotonic()
         assert not client.ready()
         assert time.monotonic() - started < 2
@@ -400,18 +395,24 @@ def test_dim_comes_from_the_model_and_fails_without_embeddings(client: EncoderCl
         client.dim()
 
 
-def test_closed_client_says_so(server: FakeTriton) -> None:
-    client = EncoderClient(server.url)
-    client.close()
-    client.close()
-    for call in (client.ready, client.dim, lambda: client.encode("a"), lambda: client.encode_batches("a")):
-        with pytest.raises(RuntimeError, match="closed"):
-            call()
+def test_dim_is_the_longest_when_requests_choose_among_several(client: EncoderClient, server: FakeTriton) -> None:
+    server.dimensions = (2, 4, 8)
+    assert (client.dim(), client.facts().size, client.facts().dimensions) == (8, 8, (2, 4, 8))
+    assert client.encode([]).embeddings.shape == (0, 8)
 
 
-def test_close_ends_the_calls_of_other_threads(server: FakeTriton) -> None:
+def test_closed_client_says_so(server: FakeTriton, way: Way) -> None:
+    with way.client(server) as client:
+        assert client.ready()
+        client.close()
+        client.close()
+        for call in (client.ready, client.dim, lambda: client.encode("a"), lambda: list(client.encode_batches("a"))):
+            with pytest.raises(RuntimeError, match="closed"):
+                call()
+
+
+def test_close_ends_the_calls_of_other_threads(server: FakeTriton, client: EncoderClient) -> None:
     server.delay = lambda _: 5.0
-    client = EncoderClient(server.url)
     caught: list[Exception] = []
 
     def work() -> None:

@@ -1,0 +1,230 @@
+"""What the bench needs of a server: start it, where to call it, stop it, how much CPU its processes took."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Protocol
+
+from builders.errors import BuilderError
+from builders.source import EncoderSource
+from clients.load.target import Target
+
+_START_S = 300.0
+_STOP_S = 20.0
+
+
+class BenchError(BuilderError):
+    """A server of the bench did not start or answer, or what was asked for cannot be measured."""
+
+
+class Driver(Protocol):
+    """A server under test."""
+
+    name: str
+    """Short, for the first column of a table."""
+    about: str
+    """What it is, one clause: engine, batch, protocol."""
+
+    @property
+    def metrics_url(self) -> str | None:
+        """Triton's metrics page; None where there is none."""
+        ...
+
+    @property
+    def pid(self) -> int | None:
+        """Root of its process tree while it runs."""
+        ...
+
+    def start(self) -> Target:
+        """Starts it, waits until it answers, and says how to call it.
+
+        Raises:
+            BuilderError: it did not come up; nothing is left running.
+        """
+        ...
+
+    def stop(self) -> None:
+        """Stops it and all its processes; does nothing when it does not run."""
+        ...
+
+
+@dataclass(frozen=True)
+class Cpu:
+    """CPU time of a process tree so far, seconds, and the processes it is of."""
+
+    seconds: float
+    processes: int
+
+
+def cpu_of(pid: int | None) -> Cpu:
+    """User and system time of a process and everything below it; what ended meanwhile is not in it.
+
+    Raises:
+        BenchError: psutil is not installed.
+    """
+    try:
+        import psutil
+    except ImportError:
+        raise BenchError("psutil is not installed", remedy="pip install 'encoder-lanes[bench]'") from None
+    if pid is None:
+        return Cpu(0.0, 0)
+    total, count = 0.0, 0
+    with suppress(psutil.NoSuchProcess):
+        root = psutil.Process(pid)
+        for process in (root, *root.children(recursive=True)):
+            with suppress(psutil.NoSuchProcess):
+                times = process.cpu_times()
+                total, count = total + times.user + times.system, count + 1
+    return Cpu(total, count)
+
+
+def plain_pooling(source: EncoderSource) -> str:
+    """ "mean" or "cls": what the servers that this project is compared with can do.
+
+    Raises:
+        BenchError: the model is another one.
+    """
+    pooling = source.task.pooling
+    if source.task.name != "embedding" or pooling not in (("mean",), ("cls",)):
+        raise BenchError(
+            "the other servers of the bench cannot serve this model",
+            value=f"{source.task.name}, pooling {' + '.join(pooling) or 'none'}",
+            limit="embedding, pooled by mean or cls",
+            remedy="measure the product alone: --no-naive, and no --peer-venv",
+        )
+    return pooling[0]
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """SIGTERM ends the block as Ctrl-C does, so that no server is left running."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that is free now."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Child:
+    """A server as a child process in a process group of its own; its output goes to a file.
+
+    Args:
+        command: the program and its arguments.
+        ready: says whether it answers.
+        environment: variables over those of this process.
+        folder: working directory; this process's own by default.
+        start_s: how long it may take to answer, seconds.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        ready: Callable[[], bool],
+        *,
+        environment: Mapping[str, str] | None = None,
+        folder: Path | None = None,
+        start_s: float = _START_S,
+    ):
+        """See the class."""
+        self.command, self._ready, self._folder, self._start_s = list(command), ready, folder, start_s
+        self._environment = {**os.environ, **(environment or {})}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Process id while it runs."""
+        return self._process.pid if self._process else None
+
+    def start(self) -> None:
+        """Starts it and waits until it answers.
+
+        Raises:
+            BenchError: it cannot be started, ended, or did not answer in time; the end of its output is in the error.
+        """
+        with tempfile.NamedTemporaryFile(prefix="bench-", suffix=".log", delete=False) as log:
+            try:
+                self._process = subprocess.Popen(
+                    self.command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=self._environment,
+                    cwd=self._folder,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise BenchError("the server cannot be started", value=self.command[0], limit=error.strerror) from None
+        until = time.monotonic() + self._start_s
+        while not self._ready():
+            code = self._process.poll()
+            if code is not None or time.monotonic() > until:
+                self.stop()
+                what = "did not answer in time" if code is None else f"ended with code {code}"
+                raise BenchError(f"the server {what}", value=" ".join(self.command), limit=_end_of(Path(log.name)))
+            time.sleep(0.2)
+        Path(log.name).unlink(missing_ok=True)
+
+    def stop(self) -> None:
+        """SIGTERM, then SIGKILL to what is left of its group."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_STOP_S)
+        # Also when the leader ended by itself: its group may live on. The group's number is not given to others
+        # while a process of it lives, and the leader is not reaped before `wait` above.
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def http_ready(url: str) -> bool:
+    """Whether a GET of the address is answered with 200."""
+    try:
+        with urllib.request.urlopen(url, timeout=1) as response:  # noqa: S310 - an address of this machine
+            return bool(response.status == 200)
+    except (OSError, ValueError):
+        return False
+
+
+def grpc_ready(url: str, model: str = "encode") -> bool:
+    """Whether a Triton-like server at host:port says that the model is ready."""
+    import grpc
+    from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+    with grpc.insecure_channel(url, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        try:
+            return bool(stub.ModelReady(service_pb2.ModelReadyRequest(name=model), timeout=1).ready)
+        except grpc.RpcError:
+            return False
+
+
+def _end_of(log: Path) -> str:
+    """The last lines a failed server wrote."""
+    with suppress(OSError):
+        return f"see {log}, which ends: " + " / ".join(log.read_text(errors="replace").splitlines()[-4:])
+    return "no output"

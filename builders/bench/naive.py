@@ -1,0 +1,50 @@
+"""Driver of the naive server."""
+
+from __future__ import annotations
+
+import sys
+
+from builders.bench.driver import Child, free_port, grpc_ready, plain_pooling
+from builders.source import EncoderSource
+from clients.load.target import Target
+
+
+class NaiveDriver:
+    """`naive_server` on a model, in a process of its own.
+
+    Args:
+        source: the model; texts are cut at its own positions, not at tiled ones.
+
+    Raises:
+        BenchError: it is no embedding model pooled by mean or cls.
+    """
+
+    def __init__(self, source: EncoderSource):
+        """See the class."""
+        self.name = "naive"
+        self.about = "one request at a time, Python-loop tokenisation, eager PyTorch, gRPC"
+        self._url = f"127.0.0.1:{free_port()}"
+        pooling, own = plain_pooling(source), min(source.max_tokens, source.architecture.positions)
+        command = [sys.executable, "-m", "builders.bench.naive_server", "--model", str(source.transformer)]
+        command += ["--port", self._url.rpartition(":")[2], "--pooling", pooling, "--max-tokens", str(own)]
+        command += ["--normalize"] if source.task.normalize else []
+        self._child = Child(command, lambda: grpc_ready(self._url), environment={"HF_HUB_OFFLINE": "1"})
+
+    @property
+    def metrics_url(self) -> None:
+        """None: it has none."""
+        return
+
+    @property
+    def pid(self) -> int | None:
+        """See `Driver`."""
+        return self._child.pid
+
+    def start(self) -> Target:
+        """See `Driver`."""
+        self._child.start()
+        return Target(self._url)
+
+    def stop(self) -> None:
+        """See `Driver`."""
+        self._child.stop()

@@ -1,0 +1,203 @@
+"""What a bench leaves: every figure, and the latencies that a later run is compared with."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import TypeAdapter
+
+from builders.bench.compare import Floats
+from builders.bench.driver import BenchError
+from builders.bench.load import LoadSpec
+from builders.bench.rounds import Loop, Measurement, cores
+from clients.load.records import OK
+from clients.load.report import plain_json
+
+_FORMAT = 1
+_PACKAGES = ("numpy", "onnxruntime", "tokenizers", "torch", "transformers", "nvidia-pytriton", "grpcio")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One load on one server.
+
+    Attributes:
+        driver, round, loop: see `Measurement`.
+        throughput: answered texts a second.
+        failed: requests without an answer.
+        valid: whether the generator kept up.
+        cpu_share: of all cores.
+        gpu: utilisation, share of 1, or None.
+        latencies: of answered requests in the order they were due, milliseconds.
+        kinds: class of each.
+        tokens: length of each.
+    """
+
+    driver: str
+    round: int
+    loop: Loop
+    throughput: float
+    failed: int
+    valid: bool
+    cpu_share: float
+    gpu: float | None
+    latencies: tuple[float, ...]
+    kinds: tuple[str, ...]
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class BenchResult:
+    """A whole bench.
+
+    Attributes:
+        format: of the file.
+        date: ISO 8601, UTC.
+        machine: processor, cores, Python and packages.
+        config: settings file.
+        load: what every server got.
+        drivers: name -> what it is.
+        rows: the measurements.
+        speeds: of the machine before each round, see `machine_speed`.
+        notes: what made the figures less certain.
+    """
+
+    format: int
+    date: str
+    machine: Mapping[str, str]
+    config: str
+    load: LoadSpec
+    drivers: Mapping[str, str]
+    rows: tuple[Row, ...]
+    speeds: tuple[float, ...]
+    notes: tuple[str, ...] = ()
+
+    def of(self, driver: str, loop: Loop) -> list[Row]:
+        """Rows of a server and a loop, by round."""
+        found = [row for row in self.rows if row.driver == driver and row.loop == loop]
+        return sorted(found, key=lambda row: row.round)
+
+    def latencies(self, driver: str, loop: Loop = "open") -> list[Floats]:
+        """float64 [n] a round, milliseconds; rounds without an answer are left out."""
+        return [np.asarray(row.latencies) for row in self.of(driver, loop) if row.latencies]
+
+    def throughputs(self, driver: str) -> list[float]:
+        """Texts a second of the closed loop, one a round."""
+        return [row.throughput for row in self.of(driver, "closed")]
+
+
+_ADAPTER = TypeAdapter(BenchResult)
+
+
+def make_result(
+    measured: Sequence[Measurement],
+    *,
+    config: Path,
+    load: LoadSpec,
+    drivers: Mapping[str, str],
+    speeds: Sequence[float],
+    notes: Sequence[str],
+) -> BenchResult:
+    """The result of measurements, made now, on this machine."""
+    return BenchResult(
+        format=_FORMAT,
+        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        machine=this_machine_in_words(),
+        config=str(config),
+        load=load,
+        drivers=dict(drivers),
+        rows=tuple(row_of(one) for one in measured),
+        speeds=tuple(speeds),
+        notes=tuple(notes),
+    )
+
+
+def row_of(one: Measurement) -> Row:
+    """A measurement as it is stored."""
+    kept = one.records.where(one.records.ok())
+    return Row(
+        driver=one.driver,
+        round=one.round,
+        loop=one.loop,
+        throughput=one.summary.throughput,
+        failed=sum(status != OK for status in one.records.status),
+        valid=one.summary.valid,
+        cpu_share=one.cpu_share,
+        gpu=one.gpu,
+        latencies=tuple(round(float(value), 2) for value in kept.latency_ms()),
+        kinds=tuple(kept.kind),
+        tokens=tuple(kept.planned),
+    )
+
+
+def write_result(path: Path, result: BenchResult) -> None:
+    """Writes the result as JSON."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    document = asdict(result)
+    # One line a measurement: a file of a line a latency would be 100,000 lines long.
+    rows = ",\n".join(json.dumps(row, allow_nan=False) for row in document.pop("rows"))
+    text = plain_json(document).rstrip().removesuffix("}").rstrip()
+    path.write_text(f'{text},\n  "rows": [\n{rows}\n]}}\n', encoding="utf-8")
+
+
+def read_result(path: Path) -> BenchResult:
+    """What `write_result` wrote.
+
+    Raises:
+        BenchError: there is none, or it is of another form.
+    """
+    try:
+        result = _ADAPTER.validate_python(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise BenchError(f"no readable result of a bench ({error})", value=str(path), remedy="run a bench") from None
+    if result.format != _FORMAT:
+        raise BenchError("the stored result is of another format", value=result.format, limit=str(_FORMAT))
+    return result
+
+
+def this_machine_in_words() -> dict[str, str]:
+    """Processor, cores, Python and the versions that decide the figures."""
+    words = {"processor": _processor(), "cores": str(cores()), "python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            words[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return words
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def pooled(rounds: Sequence[Floats], share: float) -> float:
+    """A percentile of all rounds together, milliseconds; NaN when nothing was answered."""
+    values = np.concatenate(rounds) if rounds else np.empty(0)
+    return float(np.percentile(values, share)) if len(values) else math.nan
+
+
+def chosen(rows: Sequence[Row], keep: Any) -> Floats:
+    """float64 [n]: latencies of all rows where `keep(kind, tokens)` is true, milliseconds."""
+    return np.array(
+        [
+            latency
+            for row in rows
+            for latency, kind, tokens in zip(row.latencies, row.kinds, row.tokens, strict=True)
+            if keep(kind, tokens)
+        ],
+        np.float64,
+    )

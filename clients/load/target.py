@@ -1,0 +1,145 @@
+"""How the generator asks a server: one text a request, as little work of its own as possible."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import grpc
+import grpc.aio
+from tritonclient.grpc import service_pb2
+
+from clients.errors import InvalidInput
+from clients.failures import from_status
+from clients.load.plan import Request
+from clients.load.records import OK
+
+Protocols = Literal["triton", "openai"]
+_METHOD = "/inference.GRPCInferenceService/ModelInfer"
+
+
+@dataclass(frozen=True)
+class Target:
+    """A server under load.
+
+    Attributes:
+        url: host:port of Triton's gRPC endpoint (`triton`), or the whole address of an OpenAI-like endpoint such as
+            http://127.0.0.1:7997/embeddings (`openai`).
+        protocol: as above.
+        model: name of the entry model, or the name the endpoint knows the model by.
+        deadline_s: longest time for one request, seconds.
+        question: first text of each request's pair, for models that read pairs alone (reranking, answering); the
+            texts of the load are the second. Empty: single texts (`triton` only).
+    """
+
+    url: str
+    protocol: Protocols = "triton"
+    model: str = "encode"
+    deadline_s: float = 60.0
+    question: str = ""
+
+    def __post_init__(self) -> None:
+        """Checks that address and protocol fit.
+
+        Raises:
+            InvalidInput: they do not, or the deadline is not above 0.
+        """
+        if self.url.startswith(("http://", "https://")) != (self.protocol == "openai"):
+            raise InvalidInput(
+                f"the address does not fit the protocol {self.protocol}",
+                value=self.url,
+                limit="host:port for triton, http://... for openai",
+            )
+        if self.deadline_s <= 0:
+            raise InvalidInput("the deadline of a request", value=self.deadline_s, limit="above 0 seconds")
+
+
+class Sender(Protocol):
+    """A connection of one process."""
+
+    async def send(self, request: Request) -> tuple[int, str]:
+        """Sends one request and waits for its end; never raises for what a server may do.
+
+        Returns:
+            Tokens as the server counted them (0: it said nothing), and "ok" or the kind of error.
+        """
+        ...
+
+
+@asynccontextmanager
+async def connected(target: Target) -> AsyncIterator[Sender]:
+    """A connection to a target, for the running event loop."""
+    if target.protocol == "openai":
+        async with _openai(target) as http:
+            yield http
+        return
+    async with grpc.aio.insecure_channel(target.url, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+        # A connection is made before the first request is due. One that cannot be made shows in every request.
+        with suppress(TimeoutError):
+            await asyncio.wait_for(channel.channel_ready(), 5)
+        yield _Triton(channel, target)
+
+
+class _Triton:
+    """KServe v2 over gRPC. The message is filled in by hand: no numpy, no client object per request."""
+
+    def __init__(self, channel: grpc.aio.Channel, target: Target):
+        self._target = target
+        self._call: Any = channel.unary_unary(
+            _METHOD,
+            request_serializer=service_pb2.ModelInferRequest.SerializeToString,
+            response_deserializer=service_pb2.ModelInferResponse.FromString,
+        )
+
+    async def send(self, request: Request) -> tuple[int, str]:
+        message = service_pb2.ModelInferRequest(model_name=self._target.model)
+        texts = {"TEXT": self._target.question, "TEXT_PAIR": request.text} if self._target.question else {}
+        for name, text in (texts or {"TEXT": request.text}).items():
+            message.inputs.add(name=name, datatype="BYTES", shape=[1, 1])
+            raw = text.encode()
+            message.raw_input_contents.append(struct.pack("<I", len(raw)) + raw)
+        if request.priority:
+            message.parameters["priority"].uint64_param = request.priority
+        try:
+            answer = await self._call(message, timeout=self._target.deadline_s)
+        except grpc.RpcError as error:
+            return 0, type(from_status(error.code().name, error.details() or "", self._target.url)).__name__
+        for number, output in enumerate(answer.outputs):
+            if output.name == "TOKENS" and number < len(answer.raw_output_contents):
+                return int.from_bytes(answer.raw_output_contents[number][:4], "little"), OK
+        return 0, OK
+
+
+class _OpenAi:
+    """POST {"model", "input", "encoding_format": "base64"}: what OpenAI's own client sends, the cheaper encoding."""
+
+    def __init__(self, session: Any, target: Target):
+        self._session, self._target = session, target
+
+    async def send(self, request: Request) -> tuple[int, str]:
+        import aiohttp
+
+        body = {"model": self._target.model, "input": [request.text], "encoding_format": "base64"}
+        try:
+            async with self._session.post(self._target.url, json=body) as response:
+                content = await response.read()
+                return 0, OK if response.status == 200 and content else f"HTTP {response.status}"
+        except TimeoutError:
+            return 0, "DeadlineExceeded"
+        except aiohttp.ClientError as error:
+            return 0, type(error).__name__
+
+
+@asynccontextmanager
+async def _openai(target: Target) -> AsyncIterator[_OpenAi]:
+    try:
+        import aiohttp
+    except ImportError:
+        raise InvalidInput("the package aiohttp is missing", remedy="pip install aiohttp") from None
+    timeout = aiohttp.ClientTimeout(total=target.deadline_s)
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
+        yield _OpenAi(session, target)

@@ -1,0 +1,157 @@
+"""One process of the generator: an event loop that sends its share of the requests and notes what comes of them."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import NamedTuple
+
+from clients.load.plan import Request
+from clients.load.records import Records
+from clients.load.target import Sender, Target, connected
+
+_REPORT_S = 0.25
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one process does.
+
+    Attributes:
+        target: the server.
+        requests: in the order they are due; a closed loop takes them in turn, over and over.
+        clients: of the closed loop in this process; 0 for the open loop.
+        seconds: of the closed loop.
+    """
+
+    target: Target
+    requests: tuple[Request, ...]
+    clients: int
+    seconds: float
+
+
+class Progress(NamedTuple):
+    """Requests so far."""
+
+    sent: int
+    done: int
+    failed: int
+
+
+class Failed(NamedTuple):
+    """The process cannot go on."""
+
+    message: str
+
+
+class Ready(NamedTuple):
+    """The process is connected and waits for the start time."""
+
+
+Message = Ready | Progress | Failed | Records
+
+
+def work(pipe: Connection) -> None:
+    """Body of the process: does one `Job` after the other, until the parent closes the pipe.
+
+    For each it says `Ready` when it is connected, gets the start (on time.monotonic, one clock for all), runs and sends
+    the records.
+    """
+    try:
+        while True:
+            _do(pipe.recv(), pipe)
+    except (EOFError, OSError, KeyboardInterrupt):
+        pass  # the parent has closed the pipe or is gone, or Ctrl-C, of which it has been told as well
+    finally:
+        pipe.close()
+
+
+def _do(job: Job, pipe: Connection) -> None:
+    try:
+        pipe.send(asyncio.run(_work(job, pipe)))
+    except (EOFError, BrokenPipeError):
+        raise
+    except Exception as error:
+        pipe.send(Failed(f"{type(error).__name__}: {error}"))
+    finally:
+        gc.enable()
+
+
+async def _work(job: Job, pipe: Connection) -> Records:
+    async with connected(job.target) as sender:
+        pipe.send(Ready())
+        start = float(await asyncio.to_thread(pipe.recv))
+        # A collection of all that was loaded would make requests late; nothing of a run is cyclic garbage to speak of.
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        run = Run(sender, start, pipe.send)
+        await (run.closed(job) if job.clients else run.open(job.requests))
+        return run.records
+
+
+class Run:
+    """The requests of one process under way.
+
+    Args:
+        sender: the connection.
+        start: when the run starts, on the clock of time.monotonic.
+        report: told the progress about four times a second.
+    """
+
+    def __init__(self, sender: Sender, start: float, report: Callable[[Progress], None]):
+        """See the class."""
+        self.records = Records()
+        self._sender, self._start, self._report = sender, start, report
+        self._sent = self._failed = 0
+        self._reported = start
+
+    async def open(self, requests: tuple[Request, ...]) -> None:
+        """Sends each request when it is due, whatever became of those before it."""
+        under_way: set[asyncio.Task[None]] = set()
+        for request in requests:
+            await self._until(request.at)
+            task = asyncio.create_task(self._one(request, request.at))
+            under_way.add(task)
+            task.add_done_callback(under_way.discard)
+            self._tell()
+        while under_way:
+            await asyncio.wait(under_way, timeout=_REPORT_S)
+            self._tell()
+
+    async def closed(self, job: Job) -> None:
+        """Each client sends its next request when the last is answered, until the time is over."""
+        turn = 0
+
+        async def client() -> None:
+            nonlocal turn
+            while (now := time.monotonic() - self._start) < job.seconds:
+                request = job.requests[turn % len(job.requests)]
+                turn += 1
+                await self._one(request, now)
+                self._tell()
+
+        await self._until(0.0)
+        await asyncio.gather(*(client() for _ in range(job.clients)))
+
+    async def _one(self, request: Request, scheduled: float) -> None:
+        sent = time.monotonic() - self._start
+        self._sent += 1
+        tokens, status = await self._sender.send(request)
+        self.records.add(request, scheduled, sent, time.monotonic() - self._start, tokens, status)
+        self._failed += status != "ok"
+
+    async def _until(self, at: float) -> None:
+        # Good to a millisecond. Turning in place would be finer, and take the server's cores on a small machine.
+        if (left := self._start + at - time.monotonic()) > 0:
+            await asyncio.sleep(left)
+
+    def _tell(self) -> None:
+        now = time.monotonic()
+        if now - self._reported >= _REPORT_S:
+            self._reported = now
+            self._report(Progress(self._sent, len(self.records), self._failed))

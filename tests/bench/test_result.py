@@ -1,0 +1,98 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from builders.bench.driver import BenchError
+from builders.bench.load import LoadSpec
+from builders.bench.regression import against
+from builders.bench.report import by_class, by_length, side_by_side
+from builders.bench.result import read_result, write_result
+from builders.bench.stopline import check_line
+from builders.settings.sections import ObjectiveSettings
+from tests.bench.servers import result
+
+LINE = ObjectiveSettings(rate=40.0, p99_ms=400.0, gpu_utilization=None)
+
+
+def test_a_result_comes_back_from_its_file(tmp_path: Path) -> None:
+    stored = result()
+    write_result(tmp_path / "result.json", stored)
+    assert read_result(tmp_path / "result.json") == stored
+
+
+def test_a_file_that_is_no_result_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "other.json").write_text('{"format": 1}', encoding="utf-8")
+    with pytest.raises(BenchError, match="no readable result"):
+        read_result(tmp_path / "other.json")
+    write_result(tmp_path / "old.json", replace(result(), format=0))
+    with pytest.raises(BenchError, match="another format"):
+        read_result(tmp_path / "old.json")
+
+
+def test_thirty_percent_against_a_stored_run_are_flagged() -> None:
+    verdict = against(result(seed=1), result(seed=2, slower=1.3), "product", draws=200)
+    assert verdict.slower
+    assert {one.figure: one.verdict for one in verdict.comparisons}["P50 at 40 texts/s, ms"] == "slower"
+    assert "cost 1." in verdict.comparisons[0].text()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_same_build_against_a_stored_run_is_not_flagged(seed: int) -> None:
+    assert not against(result(seed=10 + seed), result(seed=20 + seed), "product", draws=200).slower
+
+
+def test_a_machine_of_another_speed_gives_no_verdict() -> None:
+    verdict = against(result(seed=1, speed=1000), result(seed=2, slower=1.3, speed=750), "product", draws=50)
+    assert not verdict.comparable
+    assert not verdict.slower
+
+
+def test_runs_of_other_loads_or_machines_are_not_compared() -> None:
+    with pytest.raises(BenchError, match="another load: rate"):
+        against(result(), result(load=LoadSpec(rate=10)), "product")
+    with pytest.raises(BenchError, match="another machine: cores"):
+        against(result(), result(cores="64"), "product")
+    with pytest.raises(BenchError, match="no measurement of 'other'"):
+        against(result(), result(), "other")
+
+
+def test_the_line_holds_below_the_objective_and_is_passed_over_above_it() -> None:
+    (held,) = check_line(result(), "product", LINE)
+    (over,) = check_line(result(slower=6), "product", LINE)
+    assert (held.held, over.held) == ("held", "passed over")
+    assert "at most 400 ms" in over.text()
+
+
+def test_requests_that_failed_count_as_infinitely_slow() -> None:
+    (check,) = check_line(result(change=lambda row: replace(row, failed=30)), "product", LINE)
+    assert check.held == "passed over"
+    assert "more than 1 %" in check.measured
+    (few,) = check_line(result(change=lambda row: replace(row, failed=1)), "product", LINE)
+    assert few.held == "held"
+
+
+def test_a_late_generator_or_a_lower_rate_is_no_proof() -> None:
+    (late,) = check_line(result(change=lambda row: replace(row, valid=False)), "product", LINE)
+    (low,) = check_line(result(load=LoadSpec(rate=10)), "product", LINE)
+    assert (late.held, low.held) == ("not judged", "not judged")
+
+
+@pytest.mark.parametrize(("seen", "held"), [(None, "not judged"), (0.5, "passed over"), (0.8, "held")])
+def test_gpu_utilisation_is_judged_at_maximum_load_where_there_is_a_gpu(seen: float | None, held: str) -> None:
+    measured = result(change=lambda row: replace(row, gpu=seen if row.loop == "closed" else None))
+    checks = check_line(measured, "product", ObjectiveSettings(rate=40.0, gpu_utilization=0.7))
+    assert [check.held for check in checks][1] == held
+
+
+def test_tables_have_a_row_per_server_and_figures_relative_to_the_first() -> None:
+    slow = tuple(replace(row, driver="other", throughput=row.throughput / 2) for row in result().rows)
+    both = replace(result(), rows=(*result().rows, *slow), drivers={"product": "a", "other": "b"})
+    grid = side_by_side(both)
+    assert [row[0] for row in grid.rows] == ["product", "other"]
+    assert [row[grid.columns.index("relative")] for row in grid.rows] == ["1.00", "0.50"]
+    assert by_class(both).columns == ("server", "background", "interactive")
+    lengths = by_length(both)
+    cells = dict(zip(lengths.columns, lengths.rows[0], strict=True))
+    assert cells["1–32"] == cells["up to 128"] != "– / –"
+    assert cells["257–512"] == "– / –", "no text is that long"

@@ -1,0 +1,85 @@
+import math
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from clients.load.metrics import (
+    MetricsSampler,
+    Reading,
+    batch_sizes,
+    gpu_utilisation,
+    parse_metrics,
+    pending,
+    rates,
+)
+
+PAGE = """# HELP nv_inference_count Number of inferences performed
+# TYPE nv_inference_count counter
+nv_inference_count{model="encode",version="1"} 40
+nv_inference_count{model="encoder_128",version="1"} 30
+nv_inference_count{model="encoder_128",version="2"} 2
+nv_inference_exec_count{model="encoder_128",version="1"} 8
+nv_inference_pending_request_count{model="encode",version="1"} 5
+nv_gpu_utilization{gpu_uuid="GPU-1"} 0.75
+nv_energy_consumption{gpu_uuid="GPU-1"} 12.5
+"""
+
+
+def test_a_page_is_read_by_model_with_versions_added_up() -> None:
+    assert parse_metrics(PAGE) == {
+        "nv_inference_count": {"encode": 40.0, "encoder_128": 32.0},
+        "nv_inference_exec_count": {"encoder_128": 8.0},
+        "nv_inference_pending_request_count": {"encode": 5.0},
+        "nv_gpu_utilization": {"GPU-1": 0.75},
+    }
+
+
+def test_figures_over_time_come_from_the_changes_between_readings() -> None:
+    readings = [
+        Reading(0.0, {"nv_inference_count": {"m": 0.0}, "nv_inference_exec_count": {"m": 0.0}}),
+        Reading(2.0, {"nv_inference_count": {"m": 40.0}, "nv_inference_exec_count": {"m": 5.0}}),
+        Reading(3.0, {"nv_inference_count": {"m": 40.0}, "nv_inference_exec_count": {"m": 5.0}}),
+    ]
+    assert rates(readings).values == {"m": [20.0, 0.0]}
+    sizes = batch_sizes(readings)
+    assert sizes.at == [2.0, 3.0]
+    assert sizes.values["m"][0] == 8.0
+    assert math.isnan(sizes.values["m"][1])
+
+
+def test_the_queue_and_the_gpu_are_read_as_they_stand() -> None:
+    readings = [Reading(0.5, parse_metrics(PAGE)), Reading(1.0, {})]
+    assert pending(readings).values == {"encode": [5.0, 0.0]}
+    assert gpu_utilisation(readings) == 0.75
+    assert gpu_utilisation([Reading(0.0, {})]) is None
+
+
+def test_a_page_is_sampled_while_the_block_runs_and_a_failing_one_ends_nothing() -> None:
+    answers = iter([200, 500])
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(next(answers, 200))
+            self.end_headers()
+            self.wfile.write(PAGE.encode())
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        with MetricsSampler(f"http://127.0.0.1:{server.server_port}/metrics", interval=0.02) as sampler:
+            until = time.monotonic() + 10
+            while len(sampler.readings) < 3 and time.monotonic() < until:
+                time.sleep(0.02)
+    finally:
+        server.shutdown()
+        server.server_close()
+    count = len(sampler.readings)
+    assert count >= 3
+    assert sampler.readings[0].values["nv_inference_count"] == pytest.approx({"encode": 40.0, "encoder_128": 32.0})
+    time.sleep(0.1)
+    assert len(sampler.readings) == count, "it stops with the block"

@@ -1,0 +1,154 @@
+"""The generator's processes against servers whose answers take known times."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import grpc
+import numpy as np
+import pytest
+
+from clients import EncoderError, InvalidInput
+from clients.load.plan import Plan, Segment, closed_plan, open_plan, parse_classes
+from clients.load.run import LoadOptions, run_load
+from clients.load.selftest import null_server
+from clients.load.summary import summarise
+from clients.load.target import Target
+from clients.load.texts import TextSource
+from tests.load.servers import timed_server
+
+SOURCE = TextSource()
+ONE = LoadOptions(processes=1)
+
+
+def steady(rate: float, seconds: float, **more: object) -> Plan:
+    return open_plan(SOURCE, [Segment(rate, rate, seconds)], arrivals="constant", **more)  # type: ignore[arg-type]
+
+
+def test_a_server_that_stalls_for_a_second_shows_in_the_p99() -> None:
+    # Whoever arrives in the stall waits for its end. A client that waits for each answer would meet it once.
+    plan = steady(50, 4)
+    with timed_server(delay=lambda at: 2.0 - at if 1.0 <= at < 2.0 else 0.0) as server:
+        records = run_load(Target(server.url), plan, LoadOptions(processes=2))
+    summary = summarise(records, plan)
+    slow = (records.latency_ms() > 100).sum()
+    assert len(records) == 200
+    assert records.ok().all()
+    assert 40 <= slow <= 60, "a second of stall at 50 a second, all but its last tenth"
+    assert summary.overall.p99 > 900
+    assert summary.overall.p50 < 100
+
+
+def test_a_generator_that_cannot_keep_up_says_so() -> None:
+    plan = steady(50_000, 0.1)
+    with null_server() as url:
+        summary = summarise(run_load(Target(url), plan, ONE), plan)
+    assert summary.late_p99_ms > 10
+    assert not summary.valid
+    assert "generator was the bottleneck" in summary.warnings[0]
+
+
+def test_question_goes_before_each_text_when_the_model_reads_pairs() -> None:
+    plan = steady(50, 0.1)
+    with timed_server() as server:
+        assert run_load(Target(server.url, question="What is it?"), plan, ONE).ok().all()
+        assert run_load(Target(server.url), plan, ONE).ok().all()
+    texts = sorted(request.text for request in plan.requests)
+    pairs, singles = server.inputs[: len(texts)], server.inputs[len(texts) :]
+    assert sorted(one["TEXT_PAIR"] for one in pairs) == texts
+    assert {one["TEXT"] for one in pairs} == {"What is it?"}
+    assert sorted(one["TEXT"] for one in singles) == texts
+    assert all(set(one) == {"TEXT"} for one in singles)
+
+
+def test_priorities_and_errors_are_sent_and_counted_by_kind() -> None:
+    failures = {
+        3: (grpc.StatusCode.UNAVAILABLE, "Exceeds maximum queue size"),
+        7: (grpc.StatusCode.UNAVAILABLE, "Request timeout expired"),
+        9: (grpc.StatusCode.INTERNAL, "the engine broke"),
+    }
+    plan = steady(100, 0.5, classes=parse_classes(["interactive 60%", "background 20%", "other 20%"]))
+    with timed_server(fail=failures.get) as server:
+        records = run_load(Target(server.url), plan, ONE)
+    summary = summarise(records, plan)
+    assert dict(summary.errors) == {"Overloaded": 1, "QueueTimeout": 1, "ServerFailure": 1}
+    assert (summary.overall.requests, summary.overall.failed) == (50, 3)
+    assert sorted(server.priorities) == sorted(request.priority for request in plan.requests)
+    assert {one.name for one in summary.classes} == {"interactive", "background", "other"}
+    assert set(np.array(records.answered)[records.ok()]) == {7}
+
+
+def test_a_closed_loop_keeps_its_clients_busy_and_no_more() -> None:
+    plan = closed_plan(SOURCE, 10, 1.5)
+    with timed_server(delay=lambda at: 0.1) as server:
+        records = run_load(Target(server.url), plan, LoadOptions(processes=2, clients=5))
+    summary = summarise(records, plan, clients=5)
+    assert server.most_at_once == 5
+    assert 20 < summary.throughput <= 50, "5 clients of 100 ms"
+    assert summary.overall.p50 == pytest.approx(100, abs=60)
+
+
+def test_no_server_is_an_error_of_each_request_and_not_of_the_run() -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))  # bound, not listening: connections are refused
+        plan = steady(20, 0.2)
+        records = run_load(Target(f"127.0.0.1:{held.getsockname()[1]}", deadline_s=2), plan, ONE)
+    assert set(records.status) <= {"ServerUnavailable", "DeadlineExceeded"}
+    assert len(records) == 4
+
+
+@contextmanager
+def openai_server() -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            code = 200 if b'"encoding_format": "base64"' in body else 400
+            self.send_response(code if len(body) < 500 else 503)
+            self.send_header("Content-Length", "2")
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/embeddings"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_an_openai_like_server_is_called_over_http() -> None:
+    plan = steady(40, 0.5, classes=parse_classes(["short 50%: 100% 10", "long 50%: 100% 300"]))
+    with openai_server() as url:
+        records = run_load(Target(url, "openai", "model"), plan, ONE)
+    by_kind = {(kind, status) for kind, status in zip(records.kind, records.status, strict=True)}
+    assert by_kind == {("short", "ok"), ("long", "HTTP 503")}
+
+
+def test_a_process_that_fails_ends_the_run_with_its_reason() -> None:
+    no_request = Plan((None,), 1.0, False)  # type: ignore[arg-type]
+    with null_server() as url, pytest.raises(EncoderError, match=r"generator failed: .*AttributeError"):
+        run_load(Target(url), no_request, ONE)
+
+
+@pytest.mark.parametrize(("processes", "clients"), [(0, 0), (65, 0), (2, 1), (1, -1)])
+def test_options_outside_their_limits_are_refused(processes: int, clients: int) -> None:
+    with pytest.raises(InvalidInput):
+        LoadOptions(processes, clients)
+
+
+def test_an_empty_plan_and_an_address_of_the_other_protocol_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="no request"):
+        run_load(Target("127.0.0.1:1"), Plan((), 1.0, False), ONE)
+    with pytest.raises(InvalidInput, match="does not fit"):
+        Target("http://127.0.0.1:8000")
+    with pytest.raises(InvalidInput, match="does not fit"):
+        Target("127.0.0.1:8000", "openai")
