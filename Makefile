@@ -15,7 +15,8 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 MODEL_OPTION := $(if $(MODEL),--model $(MODEL))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve render build-engines verify versions promote rollback bench tune test test-slow lint clean
+.PHONY: help demo serve render build-engines verify versions promote rollback bench bench-gpu tune profile test test-slow \
+        lint clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -75,11 +76,17 @@ bench: $(VENV)/.bench ## product, naive server and peers side by side; fails pas
 tune: $(VENV)/.bench ## sweep window, batch, processes, threads, buckets (ARGS="--texts my.txt --apply")
 	@$(BIN)/python -m builders tune --config $(DEPLOY) $(MODEL_OPTION) $(ARGS)
 
+profile: $(VENV)/.product ## where a request's time goes, and which kind of bottleneck it is (ARGS="--seconds 20")
+	@$(BIN)/python -m builders profile --config $(DEPLOY) $(MODEL_OPTION) $(ARGS)
+
 test: $(VENV)/.dev ## all fast tests; the integration tests start a real tritonserver
 	@$(BIN)/python -m pytest -m 'not slow and not gpu' $(PYTEST_ARGS)
 
 test-slow: $(VENV)/.dev ## every test that needs no GPU (minutes of load)
 	@$(BIN)/python -m pytest -m 'not gpu' $(PYTEST_ARGS)
+
+bench-gpu: $(VENV)/.dev ## the serving measurement on this machine's GPU, half an hour (ARGS="--help")
+	@$(BIN)/python -m tests.measurements.h200.bench $(ARGS)
 
 lint: $(VENV)/.dev ## ruff and mypy (strict)
 	@$(BIN)/ruff check .

@@ -266,6 +266,26 @@ def demo(config: Config = CPU, model: ModelName = None, cache: Cache = None) -> 
 
 
 @app.command()
+def profile(
+    config: Config = CPU,
+    model: ModelName = None,
+    cache: Cache = None,
+    seconds: Annotated[float, typer.Option(min=1, max=3600, help="How long the load lasts.")] = 15.0,
+    clients: Annotated[int, typer.Option(min=1, max=4096, help="Requests in flight.")] = 32,
+    output: Annotated[Path, typer.Option(help="Folder for profile.json and timeline.png.")] = Path("build/profile"),
+) -> None:
+    """Say where the time of a request goes, which kind of bottleneck it is and what to turn."""
+    from builders.profile.run import lines_of, run_profile
+
+    # With several models and none named, the first one: a profile is of one model's lanes.
+    built = build_for_start(config, model, cache)[0]
+    chosen = next(settings for settings in chosen_models(config, model) if settings.name == built.name)
+    for line in lines_of(run_profile(built, chosen, output, say, seconds=seconds, clients=clients)):
+        say(line)
+    say(f"written: {output / 'profile.json'}, {output / 'timeline.png'}")
+
+
+@app.command()
 def settings() -> None:
     """Print every setting with its default, its limits and its meaning (Markdown)."""
     from builders.settings.reference import settings_table

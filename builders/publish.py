@@ -191,7 +191,8 @@ def _stage(staging: Path, version: int, plan: BucketPlan, parts: VersionParts) -
     """Write every folder of the version below `staging`, the manifest last."""
     files, hashes = [], _Hashes()
     for bucket in plan.buckets:
-        folder = _lane_folder(staging, bucket.model, version, parts.manifest.engine)
+        # The code lies beside a plan, too: which backend runs it is a setting and not a property of the version.
+        folder = _code(staging, "lane", bucket.model, version)
         for name, source in parts.engine_files(bucket.model).items():
             _link(source, folder / name)
             path = f"{bucket.model}/{name}"
@@ -211,15 +212,6 @@ class _Hashes(dict[Path, str]):
         return self[path]
 
 
-def _lane_folder(staging: Path, model: str, version: int, engine: str) -> Path:
-    """The version folder of a lane: Triton's own TensorRT backend takes the plan alone, a Python engine its code."""
-    if engine != "tensorrt":
-        return _code(staging, "lane", model, version)
-    folder = staging / model / str(version)
-    folder.mkdir(parents=True)
-    return folder
-
-
 def _code(staging: Path, kind: str, model: str, version: int) -> Path:
     """The version folder of a model with its model.py and the package beside it."""
     folder = staging / model / str(version)
@@ -227,8 +219,10 @@ def _code(staging: Path, kind: str, model: str, version: int) -> Path:
     package = folder / f"lanes_{kind}"
     package.mkdir(parents=True)
     code = SERVING / kind
-    for file in sorted(code.rglob("*.py")):
-        target = folder / file.name if file == code / "model.py" else package / file.relative_to(code)
+    shared = [file for file in SERVING.glob("*.py") if file.name != "__init__.py"]
+    for file in sorted((*code.rglob("*.py"), *shared)):
+        place = Path(file.name) if file in shared else file.relative_to(code)
+        target = folder / file.name if file == code / "model.py" else package / place
         target.parent.mkdir(exist_ok=True)
         shutil.copyfile(file, target)
     # Python cannot write bytecode where a file has that name. Bytecode would change the folder after Triton has read

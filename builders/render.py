@@ -246,6 +246,10 @@ def _entry_config(settings: DeploySettings, facts: VersionFacts) -> Any:
     batching.default_queue_policy.CopyFrom(_queue_policy(entry.background))
     for name, value in entry_parameters(settings, facts).items():
         config.parameters[name].string_value = value
+    # The first request to a process is slow in Triton itself; the entry answers this one without the lanes, and takes
+    # it as the sign that it may call them (entry/warmup.py).
+    warm = config.model_warmup.add(name="first_request", batch_size=1, count=1)
+    warm.inputs["TEXT"].CopyFrom(proto.ModelWarmup.Input(data_type=proto.TYPE_STRING, dims=[1], zero_data=True))
     return config
 
 
@@ -277,19 +281,28 @@ def _lane_config(settings: DeploySettings, contract: Contract, bucket: Bucket) -
     # No priorities, timeouts or queue size here: any of them turns Triton's pre-fetching off (docs/queue.md).
     config.dynamic_batching.SetInParent()
     config.dynamic_batching.max_queue_delay_microseconds = round(lane.window_ms * 1000)
-    if settings.engine.kind == "tensorrt":
+    if settings.engine.kind == "tensorrt" and settings.engine.backend == "native":
         _native_engine(config, settings, contract, bucket, lane.stream_priority)
     else:
-        _python_engine(config, contract, bucket, threads=lane.threads, nice=lane.nice)
+        _python_engine(config, settings, contract, bucket, threads=lane.threads, nice=lane.nice)
     return config
 
 
-def _python_engine(config: Any, contract: Contract, bucket: Bucket, *, threads: int, nice: int) -> None:
+def _python_engine(
+    config: Any, settings: DeploySettings, contract: Contract, bucket: Bucket, *, threads: int, nice: int
+) -> None:
+    """This project's own engine: ONNX Runtime on the CPU, or the bucket's plan on each GPU."""
     config.backend = "python"
-    config.instance_group.add(count=1, kind=proto.ModelInstanceGroup.KIND_CPU)
-    parameters = {
-        "engine": "onnxruntime",
-        "file": "model.onnx",
+    on_gpu = settings.engine.kind == "tensorrt"
+    if on_gpu:
+        # Input tensors still come in the host's memory (FORCE_CPU_ONLY_INPUT_TENSORS is on unless it is turned off):
+        # the engine's own packed copy takes them up. The kind is what tells each instance its GPU.
+        config.instance_group.add(count=1, kind=proto.ModelInstanceGroup.KIND_GPU, gpus=settings.engine.gpus)
+    else:
+        config.instance_group.add(count=1, kind=proto.ModelInstanceGroup.KIND_CPU)
+    parameters: dict[str, Any] = {
+        "engine": settings.engine.kind,
+        "file": "model.plan" if on_gpu else "model.onnx",
         "length": bucket.length,
         "output": contract.output,
         "per_token": contract.per_token,
@@ -298,6 +311,12 @@ def _python_engine(config: Any, contract: Contract, bucket: Bucket, *, threads: 
         "threads": threads,
         "nice": nice,
     }
+    if on_gpu:
+        parameters["options"] = {
+            "profile": bucket.index,
+            "arena_factor": settings.engine.arena_factor,
+            "techniques": list(settings.engine.techniques),
+        }
     config.parameters["lane"].string_value = json.dumps(parameters)
     # The engine runs every step in `initialize`; what Triton and the process do besides at a first request (50 to
     # 100 ms on two busy cores) is done by a request through Triton alone.

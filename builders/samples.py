@@ -77,6 +77,8 @@ def write_sample(
     import transformers
     from transformers import AutoConfig
 
+    from builders.backbone import quiet_transformers
+
     row = FAMILIES[family]
     pad_id = 1 if row.positions_after_pad else 0
     sizes = {row.hidden_size: HIDDEN, row.layers: layers, row.heads: HEADS}
@@ -102,7 +104,8 @@ def write_sample(
             parameter.add_(torch.randn_like(parameter) * _SPREAD)
     model.float().eval().requires_grad_(False)
     folder.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(folder)  # type: ignore[operator]
+    with quiet_transformers():
+        model.save_pretrained(folder)  # type: ignore[operator]
     (folder / "tokenizer.json").write_text(json.dumps(_tokenizer(pad_id)), encoding="utf-8")
     return model
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -28,6 +29,8 @@ from builders.triton_log import ServerEvent, remedy_for
 from builders.triton_wheel import RunFolder, TritonInstall, locate_triton
 
 _POLL_S = 0.1
+#: A sample of how many processes of an entry are warm, and of how many.
+_WARM = re.compile(r'^encoder_lanes_warm_processes_total\{.*\bof="(\d+)".*\} (\S+)$', re.M)
 # The child asks the kernel for SIGTERM on its parent's death, then becomes tritonserver. A preexec_fn would do the
 # same inside a fork of this process, which may deadlock when other threads (torch, gRPC) hold a lock.
 _LAUNCHER = (
@@ -228,14 +231,20 @@ class TritonServer:
             self._exited.wait(_POLL_S)
 
     def is_ready(self) -> bool:
-        """Ask once, over HTTP, for every model that was not ready yet, then for the metrics (the last to start)."""
+        """Ask once, over HTTP, for every model that was not ready yet, then for the metrics (the last to start).
+
+        Triton calls an entry ready before its processes can have made their first calls; the metrics tell of those.
+        """
         for model in sorted(self._pending):
             if not self._answers(self.ports.http, f"/v2/models/{urllib.parse.quote(model, safe='')}/ready"):
                 return False
             self._pending.discard(model)
         # The process is asked too: whoever else took the port meanwhile would answer as well.
-        self._was_ready = self._answers(self.ports.metrics, "/metrics") and self.is_running
-        return self._was_ready
+        metrics = self._read(self.ports.metrics, "/metrics")
+        self._was_ready = metrics is not None and self.is_running
+        if metrics is None or not self._was_ready:
+            return False
+        return all(float(warm) >= int(of) for of, warm in _WARM.findall(metrics))
 
     def raise_if_ended(self) -> None:
         """Raise what ended the server, if it is not running any more.
@@ -363,13 +372,18 @@ class TritonServer:
     # ── what it says ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def _answers(self, port: int, path: str) -> bool:
+        return self._read(port, path) is not None
+
+    def _read(self, port: int, path: str) -> str | None:
+        """The text of an answer 200, else None."""
         # http.client reads no proxy settings: this is always the machine itself.
         connection = http.client.HTTPConnection(self._client_host.strip("[]"), port, timeout=2.0)
         try:
             connection.request("GET", path)
-            return connection.getresponse().status == 200
+            response = connection.getresponse()
+            return response.read().decode() if response.status == 200 else None
         except (OSError, http.client.HTTPException):
-            return False
+            return None
         finally:
             connection.close()
 

@@ -126,6 +126,14 @@ class DeploySettings(Section):
                     f"above entry.window_ms = {self.entry.window_ms:g}, or every request waiting for a batch expires",
                     "raise the timeout or shorten the window",
                 )
+        techniques = EngineSettings().techniques
+        if self.engine.techniques != techniques[: len(self.engine.techniques)]:
+            raise _conflict(
+                "engine.techniques",
+                list(self.engine.techniques),
+                f"the first ones of {list(techniques)}: each needs those before it",
+                "add what is missing or drop what follows",
+            )
         if len(set(self.engine.gpus)) < len(self.engine.gpus):
             raise _conflict("engine.gpus", list(self.engine.gpus), "each GPU once", "remove what is named twice")
         if self.repository == Path():

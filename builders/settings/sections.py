@@ -149,7 +149,13 @@ class EngineSettings(Section):
     """What runs the bucket models."""
 
     kind: Literal["tensorrt", "onnxruntime"] = "tensorrt"
-    """`tensorrt`: Triton's native backend on a plan (GPU); `onnxruntime`: the Python backend on the CPU."""
+    """`tensorrt`: plans on a GPU; `onnxruntime`: the Python backend on the CPU."""
+    backend: Literal["native", "python"] = "native"
+    """What runs plans: Triton's TensorRT backend, or this project's engine, a process a bucket (`tensorrt` only)."""
+    techniques: tuple[Literal["arena", "pinned", "graphs", "overlap"], ...] = ("arena", "pinned", "graphs", "overlap")
+    """What the Python engine does; each needs those before it, so only the last ones can be left out."""
+    arena_factor: Annotated[Number, Field(ge=1, le=10)] = 1.2
+    """Size of the Python engine's arena over the GPU memory that its plan reports to need."""
     precision: Literal["fp16", "bf16", "fp32", "int8"] = "fp16"
     """Arithmetic: fp16, bf16 or fp32 of a plan; fp32, or int8 in the blocks' products, of the CPU engine."""
     max_batch: Annotated[Integer, Field(ge=1, le=1024)] = 32

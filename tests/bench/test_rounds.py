@@ -101,7 +101,7 @@ def test_cpu_time_is_that_of_the_whole_process_tree() -> None:
         assert process.stdout is not None
         process.stdout.close()
     assert found.processes == 2
-    assert 0.4 <= found.seconds < 5
+    assert 0.35 <= found.seconds < 5  # told in ticks of 10 ms
     assert cpu_of(None).seconds == 0.0
 
 

@@ -127,6 +127,7 @@ def test_vectors_equal_sentence_transformers_when_alone(served: Served, texts: l
     assert least_cosine(got, expected[list(chosen)]) >= 0.9999
 
 
+@pytest.mark.slow  # the fast proof, through the whole service: tests/integration/test_answers.py
 def test_vectors_equal_sentence_transformers_when_batched_with_other_lengths(
     served: Served, texts: list[str], expected: Floats
 ) -> None:

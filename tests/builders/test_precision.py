@@ -65,7 +65,9 @@ def test_types_are_explicit_when_converted(minilm_onnx: Path, precision: Precisi
     onnx.checker.check_model(ir.to_proto(model), full_check=True)  # its type inference agrees with every type
     kind = {"fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}[precision]
     assert report.narrow.items() >= {"MatMul": 48, "LayerNormalization": 13, "Gelu": 6, "Gather": 2, "Where": 1}.items()
-    assert report.wide == {"Softmax": 6, "Div": 2, "Mul": 1, "ReduceSum": 1, "ReduceL2": 1, "Clip": 1}
+    assert report.wide == {
+        "Softmax": 6, "Div": 2, "Mul": 1, "ReduceSum": 1, "ReduceL2": 1, "Clip": 1, "Unsqueeze": 1
+    }  # fmt: skip
     assert report.casts == 2 * 6 + 1  # around each softmax, before the pooling
     assert 44e6 < report.weight_bytes < 46e6
     weights = [value for value in model.graph.initializers.values() if len(value.shape or ()) == 2]
@@ -220,7 +222,7 @@ def test_mask_is_made_finite_when_source_has_another(minilm_onnx: Path, precisio
 
 def test_refused_when_a_weight_leaves_the_range(minilm_onnx: Path) -> None:
     model = ir.load(minilm_onnx)
-    bias = model.graph.initializers["model.encoder.layer.0.output.LayerNorm.bias"]
+    bias = model.graph.initializers["backbone.model.encoder.layer.0.output.LayerNorm.bias"]
     numbers = bias.const_value.numpy().copy()  # type: ignore[union-attr]
     numbers[5] = 7e4
     bias.const_value = ir.tensor(numbers, name=bias.name)
@@ -234,7 +236,7 @@ def test_refused_when_another_type_is_there(minilm_onnx: Path) -> None:
     for precision in ("bf16", "fp32"):
         with pytest.raises(PrecisionError, match=r"already holds another.*FLOAT16.*exported FP32"):
             convert(model, precision)
-    with pytest.raises(PrecisionError, match=r"no such precision: 'int8'.*quantize"):
+    with pytest.raises(PrecisionError, match=r"no type of a whole graph: 'int8'.*builders.int8.*quantize"):
         convert(model, "int8")  # type: ignore[arg-type]
 
 

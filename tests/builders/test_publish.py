@@ -183,7 +183,10 @@ def test_plan_of_its_own_published_into_each_lane_when_there_is_one_per_bucket(t
         file.write_text(f"plan of {model}")
     publish_version(tmp_path / "r", plan(*LENGTHS), replace(made, engine=plans))
     for model in plans:
-        assert (tmp_path / "r" / model / "1/model.plan").read_text() == f"plan of {model}"
+        folder = tmp_path / "r" / model / "1"
+        assert (folder / "model.plan").read_text() == f"plan of {model}"
+        # The Python engine can serve it too: which backend does is a setting.
+        assert {path.name for path in (folder / "lanes_lane").iterdir()} >= {"tensorrt_engine.py", "spans.py"}
     assert len({file.sha256 for file in read_manifest(tmp_path / "r", 1).files}) == len(LENGTHS)
 
 

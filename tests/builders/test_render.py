@@ -24,6 +24,7 @@ from builders.render import (
 )
 from builders.serving.entry.config import BucketRoute, EntryConfig
 from builders.serving.lane.config import LaneConfig
+from builders.serving.lane.tensorrt_engine import TensorRTOptions
 from builders.settings import DeploySettings, load_settings
 from builders.source import EncoderSource, open_source
 from builders.tasks import Task, TaskFacts
@@ -195,11 +196,16 @@ def test_default_queue_policy_is_that_of_the_background(native: dict[str, Any]) 
     assert batching.default_queue_policy == batching.priority_queue_policy[2]
 
 
-def test_entry_runs_its_processes_on_the_cpu_without_a_warm_up(native: dict[str, Any]) -> None:
+def test_entry_runs_its_processes_on_the_cpu(native: dict[str, Any]) -> None:
     (group,) = native["encode"].instance_group
     assert (group.count, group.kind) == (8, proto.ModelInstanceGroup.KIND_CPU)
-    # A warm-up that calls an absent lane hung the start-up.
-    assert not native["encode"].model_warmup
+
+
+def test_entry_is_warmed_up_by_one_empty_text_which_needs_no_lane(native: dict[str, Any]) -> None:
+    (warm,) = native["encode"].model_warmup
+    assert (warm.batch_size, warm.count, list(warm.inputs)) == (1, 1, ["TEXT"])
+    text = warm.inputs["TEXT"]
+    assert (text.data_type, list(text.dims), text.zero_data) == (proto.TYPE_STRING, [1], True)
 
 
 def model_config_json(config: Any) -> str:
@@ -453,6 +459,24 @@ def test_native_lane_runs_its_own_profile_of_the_shared_plan(native: dict[str, A
     assert (config.backend, config.default_model_filename) == ("tensorrt", "model.plan")
     assert (group.count, group.kind) == (1, proto.ModelInstanceGroup.KIND_GPU)
     assert (list(group.profile), list(group.gpus)) == ([str(index)], [0])
+
+
+@pytest.mark.parametrize(("index", "length"), list(enumerate(LANES)))
+def test_plans_are_run_by_the_python_backend_when_it_is_asked_for(
+    production: tuple[DeploySettings, EncoderSource], index: int, length: int
+) -> None:
+    settings, source = production
+    given = changed(settings, engine={"backend": "python", "techniques": ("arena", "pinned"), "gpus": (0, 1)})
+    config = parse(render_configs(given, source))[f"encoder_{length}"]
+    (group,) = config.instance_group
+    assert (config.backend, group.count, group.kind) == ("python", 1, proto.ModelInstanceGroup.KIND_GPU)
+    assert list(group.gpus) == [0, 1]
+    lane = LaneConfig.from_model_config(
+        json.dumps({"parameters": {"lane": {"string_value": config.parameters["lane"].string_value}}})
+    )
+    assert (lane.engine, lane.file, lane.length, lane.spans) == ("tensorrt", "model.plan", length, "")
+    options = TensorRTOptions.read(lane.options)
+    assert (options.profile, options.techniques, options.arena_factor) == (index, ("arena", "pinned"), 1.2)
 
 
 @pytest.mark.parametrize("length", LANES)

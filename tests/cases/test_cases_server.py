@@ -69,8 +69,8 @@ def test_12_mixed_lengths_are_one_call_a_bucket_when_they_come_together(site: Si
     assert result.as_numpy("TOKENS").ravel().tolist() == list(range(5, 37))
     done = {length: tuple(b - a for a, b in zip(before[length], after[length], strict=True)) for length in LENGTHS}
     assert {length: texts for length, (texts, _) in done.items()} == {16: 12, 64: 20, 512: 0}
-    # A bucket's largest batch bounds a call; without padding to buckets there would be 32.
-    assert sum(calls for _, calls in done.values()) <= 5
+    # A bucket's largest batch bounds a call, 8 and 4 texts here; without padding to buckets there would be 32.
+    assert sum(calls for _, calls in done.values()) <= 2 + 5
 
 
 @pytest.mark.parametrize("text", ["Я", "🚲🚲", "a\0b", "", "\u200b"])

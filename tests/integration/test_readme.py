@@ -15,10 +15,20 @@ from builders.settings.reference import settings_table
 from tests.tools.repositories import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+#: README's models of the tasks, and those of test_tasks.py, where these examples run.
+TASK_MODELS = {
+    "encode_sentiment": "encode_classification",
+    "encode_reranker": "encode_reranking",
+    "encode_tagger": "encode_tagging",
+    "encode_answers": "encode_answering",
+    "encode_search": "encode_embedding",
+}
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.S)
+def blocks(language: str, *, of_tasks: bool = False) -> list[str]:
+    """README's examples in a language: those of the default model, or those of models of other tasks."""
+    found = re.findall(rf"```{language}\n(.*?)```", README, flags=re.S)
+    return [block for block in found if any(name in block for name in TASK_MODELS) == of_tasks]
 
 
 def at(code: str, server: TritonServer) -> str:

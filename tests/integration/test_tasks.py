@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +21,8 @@ from builders.server import TritonServer
 from clients import InvalidInput
 from tests.clients.ways import WAYS, Way
 from tests.integration.conftest import PATIENT
-from tests.tools.repositories import repositories
+from tests.integration.test_readme import TASK_MODELS, at, blocks
+from tests.tools.repositories import ROOT, repositories
 from tests.tools.tiny import LIMIT, TAGS, TASKS, WIDTH, tiny_model
 
 TEXTS = [
@@ -72,6 +75,33 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     names = [model for each in built for model in each.models]
     with TritonServer(built[0].repository, names, ports=free_ports()) as server:
         yield Served(server, folders)
+
+
+def of_tasks(language: str, served: Served) -> str:
+    """README's example in a language, asked of this server's models."""
+    (code,) = blocks(language, of_tasks=True)
+    for shown, own in TASK_MODELS.items():
+        code = code.replace(shown, own)
+    return at(code, served.server).replace('"dimensions": 128', '"dimensions": 8')
+
+
+def test_readme_curl_examples_of_the_tasks_run(served: Served) -> None:
+    # One JSON document behind the other.
+    code = of_tasks("sh", served)
+    done = subprocess.run(code, shell=True, capture_output=True, text=True, timeout=60)  # noqa: S602 - README's own
+    assert done.returncode == 0, done.stderr
+    for output in ('"name":"SCORES"', '"name":"ENTITIES"'):
+        assert output in done.stdout.replace(" ", "")
+    assert done.stdout.count('"outputs"') == 3
+    assert "error" not in done.stdout
+
+
+def test_readme_python_example_of_the_tasks_runs(served: Served) -> None:
+    code = of_tasks("python", served)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "'answer':" in done.stdout
+    assert done.stdout.endswith("(1, 8)\n")
 
 
 def documents(column: NDArray[Any]) -> list[Any]:

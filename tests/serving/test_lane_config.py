@@ -105,7 +105,7 @@ def test_configuration_without_the_parameter_refused() -> None:
 
 def test_unknown_engine_refused_with_the_known_ones(tmp_path: Path) -> None:
     named = LaneConfig.from_model_config(model_config("lane", LANE | {"engine": "openvino"}))
-    with pytest.raises(ValueError, match="engine 'openvino' is not known; known: onnxruntime; render"):
+    with pytest.raises(ValueError, match="engine 'openvino' is not known; known: onnxruntime, tensorrt; render"):
         open_engine(named, tmp_path)
 
 

@@ -258,6 +258,12 @@ CONFLICTS = {
         "rising from 1",
         "begin with 1 and sort",
     ),
+    "graphs without the arena": (
+        {"engine": {"techniques": ["pinned", "graphs"]}},
+        "engine.techniques: ['pinned', 'graphs']",
+        "each needs those before it",
+        "add what is missing or drop what follows",
+    ),
     "no steps": ({"engine": {"batch_steps": []}}, "engine.batch_steps: []", "rising from 1", "begin with 1 and sort"),
 }
 

@@ -17,6 +17,7 @@ from builders.engine import graph_target
 from builders.errors import CompileError
 from builders.fuse import fuse
 from builders.precision import convert
+from builders.serving.lane.tensorrt_engine import TensorRTEngine, TensorRTOptions
 from builders.source import EncoderSource
 from builders.tensorrt.adapter import ProfileShape, open_tensorrt
 from builders.tensorrt.compile import compile_plan
@@ -56,6 +57,20 @@ def test_plan_keeps_to_the_fp32_graph_at_every_length(runner: PlanRunner, minilm
     cases = parity_cases({BUCKET: BATCH}, max_tokens=BUCKET * BATCH)
     report = compare(OnnxRunner(ir.load(minilm_onnx)), runner, cases, STREAM, LINES["fp16"])
     assert report.passed, report.summary()
+
+
+def test_lane_engine_answers_as_the_runner(runner: PlanRunner) -> None:
+    path, profile = runner._plans[BUCKET]
+    options = TensorRTOptions(profile=profile)
+    engine = TensorRTEngine(path, length=BUCKET, steps=(1, 2, 4, 8, 32), output=OUTPUT, options=options)
+    engine.seal()
+    for case in parity_cases({BUCKET: BATCH}):
+        ids, length = make_batch(case, STREAM)
+        got = engine.run({"input_ids": ids, "length": length})
+        assert np.allclose(got, runner.run(ids, length)[OUTPUT], atol=2e-3), case
+    told = engine.metrics()
+    assert told["late_allocations_total"] == told["graph_misses_total"] == told["failed_batches_total"] == 0
+    engine.close()
 
 
 def test_padding_up_to_the_bucket_does_not_show(runner: PlanRunner) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,19 +16,29 @@ HIDDEN = 4
 
 
 class FakeDriver:
-    """The calls that `builders.verify.cuda` makes; memory is the host's. `fail` names a call that fails."""
+    """The calls that the project makes; memory is the host's.
+
+    `fail` names a call that fails, with `code`; `pending` is how often an event is asked before it is done (-1: never).
+    """
+
+    CUstreamCaptureMode = int
 
     def __init__(self) -> None:
         self.memory: dict[int, Any] = {}
         self.called: list[str] = []
         self.fail = ""
+        self.code = 2
+        self.pending = 0
+        self.captured: list[Any] | None = None
 
     def __getattr__(self, name: str) -> Any:
         def call(*arguments: Any) -> tuple[Any, ...]:
             self.called.append(name)
             if name == self.fail:
-                return (_Code(2),)
+                return (_Code(self.code),)
             found = getattr(self, f"_{name}", lambda *_: None)(*arguments)
+            if isinstance(found, tuple):
+                return (_Code(0), *found)
             return (_Code(0),) if found is None else (_Code(0), found)
 
         if name.startswith("_"):
@@ -48,10 +59,51 @@ class FakeDriver:
         self.memory[ctypes.addressof(memory)] = memory
         return ctypes.addressof(memory)
 
+    def _cuMemGetInfo(self) -> tuple[int, int]:  # noqa: N802
+        return 1000, 4000
+
+    def cuEventQuery(self, event: Any) -> tuple[Any, ...]:  # noqa: N802
+        self.called.append("cuEventQuery")
+        if self.fail == "cuEventQuery":
+            return (_Code(self.code),)
+        if self.pending:
+            self.pending -= 1
+            return (_Code(600),)
+        return (_Code(0),)
+
+    def _cuMemHostAlloc(self, size: int, flags: int) -> int:  # noqa: N802
+        return self._cuMemAlloc(size)
+
+    def _cuMemFreeHost(self, address: int) -> None:  # noqa: N802
+        self._cuMemFree(address)
+
+    def _cuEventCreate(self, flags: int) -> int:  # noqa: N802
+        return 5
+
+    def _cuStreamBeginCapture(self, stream: int, mode: int) -> None:  # noqa: N802
+        self.captured = []
+
+    def _cuStreamEndCapture(self, stream: int) -> Any:  # noqa: N802
+        graph, self.captured = self.captured, None
+        return graph
+
+    def _cuGraphInstantiate(self, graph: Any, flags: int) -> Any:  # noqa: N802
+        return graph
+
+    def _cuGraphLaunch(self, graph: Any, stream: int) -> None:  # noqa: N802
+        for kernel in graph:
+            kernel()
+
     def _cuMemFree(self, address: int) -> None:  # noqa: N802
         del self.memory[address]
 
     def _cuMemcpyHtoDAsync(self, to: int, source: int, size: int, stream: int) -> None:  # noqa: N802
+        ctypes.memmove(to, source, size)
+
+    def _cuMemcpyHtoD(self, to: int, source: int, size: int) -> None:  # noqa: N802
+        ctypes.memmove(to, source, size)
+
+    def _cuMemcpyDtoH(self, to: int, source: int, size: int) -> None:  # noqa: N802
         ctypes.memmove(to, source, size)
 
     def _cuMemcpyDtoHAsync(self, to: int, source: int, size: int, stream: int) -> None:  # noqa: N802
@@ -62,15 +114,29 @@ class FakeDriver:
 
 
 class _Code(int):
-    name = "CUDA_ERROR_OUT_OF_MEMORY"
+    @property
+    def name(self) -> str:
+        return {2: "CUDA_ERROR_OUT_OF_MEMORY", 700: "CUDA_ERROR_ILLEGAL_ADDRESS"}.get(self, f"CUDA_ERROR_{int(self)}")
 
 
 class FakeEngine:
     """A plan of profiles (length, batch): EMBEDDING is the sum of the real ids, block `layer.0` the ids in FP16."""
 
-    def __init__(self, profiles: list[tuple[int, int]], *, lazy: bool = False, segment: bool = False):
+    #: What the context says that it needs, bytes.
+    device_memory_size = 1000
+
+    def __init__(
+        self,
+        profiles: list[tuple[int, int]],
+        *,
+        lazy: bool = False,
+        segment: bool = False,
+        driver: FakeDriver | None = None,
+        outputs: tuple[str, ...] = ("EMBEDDING", "layer.0"),
+    ):
         self.profiles, self.num_optimization_profiles, self.lazy = profiles, len(profiles), lazy
-        self.names = ["input_ids", "length", *(["segment_start"] if segment else []), "EMBEDDING", "layer.0"]
+        self.driver, self.refuses = driver, False
+        self.names = ["input_ids", "length", *(["segment_start"] if segment else []), *outputs]
         self.num_io_tensors = len(self.names)
         self.batches: list[tuple[int, int, int]] = []
 
@@ -78,13 +144,20 @@ class FakeEngine:
         return self.names[place]
 
     def get_tensor_dtype(self, name: str) -> str:
-        return {"EMBEDDING": "DataType.FLOAT", "layer.0": "DataType.HALF"}[name]
+        return {"EMBEDDING": "DataType.FLOAT", "layer.0": "DataType.HALF"}.get(name, "DataType.INT32")
+
+    def get_tensor_mode(self, name: str) -> str:
+        return "in" if name in ("input_ids", "length", "segment_start") else "out"
 
     def get_tensor_profile_shape(self, name: str, profile: int) -> list[tuple[int, int]]:
         length, batch = self.profiles[profile]
-        return [(1, length), (batch, length), (batch, length)]
+        width = length if name == "input_ids" else 1
+        return [(1, width), (batch, width), (batch, width)]
 
     def create_execution_context(self) -> FakeContext:
+        return FakeContext(self)
+
+    def create_execution_context_without_device_memory(self) -> FakeContext:
         return FakeContext(self)
 
 
@@ -93,6 +166,7 @@ class FakeContext:
         self.engine, self.profile = engine, 0
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.addresses: dict[str, int] = {}
+        self.device_memory = 0
 
     def set_optimization_profile_async(self, profile: int, stream: int) -> bool:
         self.profile = profile
@@ -112,39 +186,65 @@ class FakeContext:
         return (rows, HIDDEN) if name == "EMBEDDING" else (rows, length, HIDDEN)
 
     def execute_async_v3(self, stream: int) -> bool:
-        rows, width = self.shapes["input_ids"]
-        self.engine.batches.append((self.profile, rows, width))
-        if self.engine.lazy:
-            return True
-        ids, length = (self._at(name, self.shapes[name], np.int32) for name in ("input_ids", "length"))
-        real = np.where(np.arange(width) < length, ids, 0)
-        if "segment_start" in self.engine.names:
-            real = np.where(np.arange(width) < self._at("segment_start", (rows, 1), np.int32), real, 10 * real)
-        self._at("EMBEDDING", (rows, HIDDEN), np.float32)[:] = real.sum(1, keepdims=True)
-        self._at("layer.0", (rows, width, HIDDEN), np.float16)[:] = ids[:, :, None]
+        if self.engine.refuses:
+            return False
+        kernel = partial(self._kernel, dict(self.addresses), *self.shapes["input_ids"])
+        driver = self.engine.driver
+        if driver is not None and driver.captured is not None:
+            driver.captured.append(kernel)
+        else:
+            kernel()
         return True
 
-    def _at(self, name: str, shape: tuple[int, ...], kind: Any) -> Any:
-        size = int(np.prod(shape)) * np.dtype(kind).itemsize
-        return np.frombuffer((ctypes.c_char * size).from_address(self.addresses[name]), kind).reshape(shape)
+    def _kernel(self, addresses: dict[str, int], rows: int, width: int) -> None:
+        self.engine.batches.append((self.profile, rows, width))
+        if self.engine.lazy:
+            return
+        ids = _at(addresses["input_ids"], (rows, width), np.int32)
+        length = _at(addresses["length"], (rows, 1), np.int32)
+        real = np.where(np.arange(width) < length, ids, 0)
+        if "segment_start" in addresses:
+            start = _at(addresses["segment_start"], (rows, 1), np.int32)
+            real = np.where(np.arange(width) < start, real, 10 * real)
+        _at(addresses["EMBEDDING"], (rows, HIDDEN), np.float32)[:] = real.sum(1, keepdims=True)
+        if "layer.0" in addresses:
+            _at(addresses["layer.0"], (rows, width, HIDDEN), np.float16)[:] = ids[:, :, None]
+
+
+def _at(address: int, shape: tuple[int, ...], kind: Any) -> Any:
+    size = int(np.prod(shape)) * np.dtype(kind).itemsize
+    return np.frombuffer((ctypes.c_char * size).from_address(address), kind).reshape(shape)
 
 
 def fake_tensorrt(engines: dict[bytes, FakeEngine]) -> TensorRT:
     """A TensorRT whose plans are the given bytes."""
 
     class Runtime:
+        gpu_allocator: Any = None
+
         def __init__(self, logger: Any):
             self.logger = logger
 
         def deserialize_cuda_engine(self, content: bytes) -> FakeEngine | None:
             if content not in engines:
                 self.logger.log(1, "engine plan file is not compatible")
+            if self.gpu_allocator is not None:
+                self.gpu_allocator.allocate(500, 256, 0)  # the weights
             return engines.get(content)
 
     class ILogger:
         pass
 
-    return TensorRT(SimpleNamespace(__name__="tensorrt", __version__="8.6.0", Runtime=Runtime, ILogger=ILogger))
+    class IGpuAllocator:
+        pass
+
+    modes = SimpleNamespace(INPUT="in", OUTPUT="out")
+    return TensorRT(
+        SimpleNamespace(
+            __name__="tensorrt", __version__="8.6.0", Runtime=Runtime, ILogger=ILogger, IGpuAllocator=IGpuAllocator,
+            TensorIOMode=modes,
+        )
+    )  # fmt: skip
 
 
 def write_plans(folder: Path, engines: dict[bytes, FakeEngine]) -> list[Path]:

@@ -42,6 +42,7 @@ class EntryConfig:
         max_windows: windows of one request at most.
         aggregation: how tokens become entities when a request does not say.
         max_answer_tokens: longest answer, tokens.
+        spans: folder that spans are recorded into; empty: none are.
     """
 
     max_tokens: int
@@ -68,6 +69,7 @@ class EntryConfig:
     max_windows: int
     aggregation: Aggregation
     max_answer_tokens: int
+    spans: str = ""
 
     @classmethod
     def from_model_config(cls, model_config: str) -> EntryConfig:

@@ -18,10 +18,12 @@ from lanes_entry.errors import LaneError, Refusal
 from lanes_entry.group import LaneInputs
 from lanes_entry.metrics import Counter
 from lanes_entry.request import Question, read_question, shown
+from lanes_entry.spans import Spans
 from lanes_entry.tasks import answer_tensors, open_task
 from lanes_entry.ticket import Ticket
 from lanes_entry.tokenise import Tokeniser
 from lanes_entry.wakeup import WakeUp
+from lanes_entry.warmup import FirstCalls
 
 #: Names in pb_utils.TritonError, which the stub only fills in after this module is imported.
 CODES = {
@@ -55,6 +57,7 @@ class TritonPythonModel:
             max_windows=self._config.max_windows,
         )
         self._tokenise(["warm up"])
+        self._spans = Spans(self._config.spans, self._name)
         self._task = open_task(self._config, self._tokenise)
         self._dispatcher = Dispatcher(self._config, self._call_lane)
         wakeups = pb_utils.MetricFamily(
@@ -66,30 +69,56 @@ class TritonPythonModel:
         self._wakeup: WakeUp | None = None
         if self._config.wake_after_ms > 0:
             self._wakeup = WakeUp(self._wake_queue, self._config.wake_after_ms / 1000, self._log_wakeup_error)
+        warm = pb_utils.MetricFamily(
+            name="encoder_lanes_warm_processes_total",
+            description="Processes of the entry that have made their own first calls; `of` is how many it has",
+            kind=pb_utils.MetricFamily.COUNTER,
+        )
+        config = json.loads(args["model_config"])
+        count = sum(group["count"] for group in config["instance_group"])
+        self._warm = Counter(warm, {"model": self._name, "version": str(self._version), "of": str(count)})
+        self._first_calls = FirstCalls(self._config.buckets, self._first_call, self._warm.add, pb_utils.Logger.log_warn)
+        # Triton runs the warm-up of the configuration in every process, before any other request.
+        self._warm_up = bool(config.get("model_warmup"))
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Answer a dynamic batch: a response or None (answered later) per request, in order."""
+        # Not earlier: a call before the server has made the instance whole has brought it down (docs/queue.md).
+        self._first_calls.start()
+        if self._warm_up:
+            self._warm_up = False
+            if all(_is_empty(request) for request in requests):
+                return [self._warm_answer(request) for request in requests]
         if self._wakeup:
             self._wakeup.busy()
+        span = self._spans.now()
         try:
             questions = [self._read(request) for request in requests]
+            span = self._spans.add("decode", span, len(requests))
             tickets = self._tickets(requests, questions)
+            span = self._spans.add("tokenise", span, len(requests))
             batch = self._dispatcher.route(ticket for ticket in tickets if ticket.refusal is None)
             for request, ticket in zip(requests, tickets, strict=True):
                 if ticket.late:
                     self._answer_late(ticket, request)
             late = [ticket.late for ticket in tickets]
+            span = self._spans.add("group", span, len(requests))
             self._dispatcher.run(batch)
-            return [None if later else self._response(ticket) for later, ticket in zip(late, tickets, strict=True)]
+            span = self._spans.add("lanes", span, len(requests))
+            responses = [None if later else self._response(ticket) for later, ticket in zip(late, tickets, strict=True)]
+            self._spans.add("respond", span, len(requests))
+            return responses
         finally:
             if self._wakeup:
                 self._wakeup.quiet()
 
     def finalize(self) -> None:
         """End the threads; Triton has no request of ours in flight any more."""
+        self._first_calls.close()
         if self._wakeup:
             self._wakeup.close()
         self._dispatcher.close()
+        self._spans.close()
 
     def _read(self, request: Any) -> Question | Refusal:
         try:
@@ -126,10 +155,21 @@ class TritonPythonModel:
         ).exec()
         if response.has_error():
             message = response.error().message()
-            gone = "not ready" in message or "unknown model" in message or "unloaded" in message
+            gone = any(part in message for part in ("not ready", "unknown model", "unloaded", "is not healthy"))
             raise LaneError("overloaded" if gone else "failed", f"{route.model}: {message}")
         output = pb_utils.get_output_tensor_by_name(response, self._config.output)
         return np.array(output.as_numpy(), dtype=np.float32)
+
+    def _first_call(self, route: BucketRoute) -> None:
+        """A full batch of one-token texts: the CPU engine trims it, the GPU engine and shared memory take all of it."""
+        one = np.ones((route.batch, 1), dtype=np.int32)
+        inputs = {"input_ids": np.zeros((route.batch, route.length), dtype=np.int32), "length": one}
+        self._call_lane(route, inputs | {"segment_start": one} if self._config.segment else inputs)
+
+    def _warm_answer(self, request: Any) -> Any:
+        """To Triton's own warm-up, which comes before there are lanes: nothing is asked of them."""
+        rows = len(pb_utils.get_input_tensor_by_name(request, "TEXT").as_numpy())
+        return pb_utils.InferenceResponse([pb_utils.Tensor("TOKENS", np.zeros((rows, 1), dtype=np.int32))])
 
     def _answer_late(self, ticket: Ticket, request: Any) -> None:
         """Let the ticket answer through a response sender, after `execute` has returned."""
@@ -167,16 +207,25 @@ class TritonPythonModel:
     def _wake_queue(self) -> bool:
         """Send a request that has expired before any instance can take it; True when it was rejected for that."""
         self._wakeups.add()
+        response = self._own_request(b"", timeout=1).exec()
+        return response.has_error() and "timeout expired" in response.error().message()
+
+    def _own_request(self, text: bytes, timeout: int) -> Any:
+        """A request to this version of the entry; `timeout` in microseconds."""
         # What the model needs for a request to be taken into the queue at all.
         names = ("TEXT",) if self._config.pair != "required" else ("TEXT", "TEXT_PAIR")
-        response = pb_utils.InferenceRequest(
+        return pb_utils.InferenceRequest(
             model_name=self._name,
             model_version=self._version,
             requested_output_names=["TOKENS"],
-            inputs=[pb_utils.Tensor(name, np.array([[b""]], dtype=np.object_)) for name in names],
-            timeout=1,
-        ).exec()
-        return response.has_error() and "timeout expired" in response.error().message()
+            inputs=[pb_utils.Tensor(name, np.array([[text]], dtype=np.object_)) for name in names],
+            timeout=timeout,
+        )
 
     def _log_wakeup_error(self, error: Exception) -> None:
         pb_utils.Logger.log_warn(f"the wake-up of {self._name} failed: {json.dumps(str(error))}")
+
+
+def _is_empty(request: Any) -> bool:
+    """Whether its texts are empty, as those of Triton's warm-up are."""
+    return not any(pb_utils.get_input_tensor_by_name(request, "TEXT").as_numpy().ravel().tolist())

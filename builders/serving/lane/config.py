@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -21,6 +22,8 @@ class LaneConfig:
         steps: batch sizes that are warmed up.
         threads: threads of the engine.
         nice: niceness of this process.
+        options: the named engine's own settings.
+        spans: folder that spans are recorded into; empty: none are.
     """
 
     engine: str
@@ -32,6 +35,8 @@ class LaneConfig:
     steps: tuple[int, ...]
     threads: int
     nice: int
+    options: Mapping[str, Any] = field(default_factory=dict)
+    spans: str = ""
 
     @classmethod
     def from_model_config(cls, model_config: str) -> LaneConfig:

@@ -40,7 +40,19 @@ def open_engine(config: LaneConfig, folder: Path) -> Engine:
         return OnnxEngine(
             folder / config.file, output=config.output, per_token=config.per_token, threads=config.threads
         )
-    raise ValueError(f"engine {config.engine!r} is not known; known: onnxruntime; render the configuration again")
+    if config.engine == "tensorrt":
+        from .tensorrt_engine import TensorRTEngine, TensorRTOptions
+
+        return TensorRTEngine(
+            folder / config.file,
+            length=config.length,
+            steps=config.steps,
+            output=config.output,
+            options=TensorRTOptions.read(config.options),
+        )
+    raise ValueError(
+        f"engine {config.engine!r} is not known; known: onnxruntime, tensorrt; render the configuration again"
+    )
 
 
 def warm_up(engine: Engine, config: LaneConfig) -> None:
