@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from builders.bench.session import Session
 from builders.errors import BuilderError
 from builders.settings import DeploySettings, load_settings
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from builders.bench.load import LoadSpec
     from builders.bench.result import BenchResult
     from builders.bench.rounds import Measurement
-    from builders.source import EncoderSource
     from clients.load.page import Grid
 
 PRODUCT = "product"
@@ -27,27 +27,6 @@ _EXIT = (
     "Exit status: 0 held; 1 past the stop line, or slower than the other run; 2 cannot be run; 3 no verdict: too noisy."
 )
 _NO_VERDICT = 3
-
-
-@dataclass(frozen=True)
-class _Bench:
-    """What the command line said, put together."""
-
-    settings: DeploySettings
-    source: EncoderSource
-    load: LoadSpec
-    config: Path
-    cache: Path
-    output: Path
-    screen: Console
-    say: Console
-
-    @property
-    def work(self) -> Path:
-        return self.config.resolve().parent / "build" / "bench" / "work"
-
-    def log(self, line: str) -> None:
-        self.say.print(escape(line), soft_wrap=True)
 
 
 def bench(
@@ -117,7 +96,8 @@ def bench(
         )
         root = config.resolve().parent / "build"
         stamp = datetime.datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
-        setup = _Bench(
+        setup = Session(
+            command="bench",
             settings=settings,
             source=open_source(settings.model),
             load=load,
@@ -139,7 +119,7 @@ def bench(
 
 
 def _side_by_side(
-    setup: _Bench,
+    setup: Session,
     venvs: tuple[Path, ...],
     batches: tuple[int, ...],
     naive: bool,
@@ -189,7 +169,7 @@ def _side_by_side(
     return _NO_VERDICT if unsure else 0
 
 
-def _drivers(setup: _Bench, venvs: tuple[Path, ...], batches: tuple[int, ...], naive: bool) -> list[Driver]:
+def _drivers(setup: Session, venvs: tuple[Path, ...], batches: tuple[int, ...], naive: bool) -> list[Driver]:
     from builders.bench.driver import BenchError
     from builders.bench.naive import NaiveDriver
     from builders.bench.peers import infinity, installed, litserve
@@ -213,7 +193,7 @@ def _drivers(setup: _Bench, venvs: tuple[Path, ...], batches: tuple[int, ...], n
     return drivers
 
 
-def _product(setup: _Bench, name: str, settings: DeploySettings, *, patient: bool) -> Driver:
+def _product(setup: Session, name: str, settings: DeploySettings, *, patient: bool) -> Driver:
     """The product as its settings say; `patient`: with queue timeouts that nothing runs into."""
     from builders.bench.product import PATIENT, ProductDriver, Variant
 
@@ -224,7 +204,7 @@ def _product(setup: _Bench, name: str, settings: DeploySettings, *, patient: boo
 
 
 def _measured(
-    setup: _Bench, drivers: list[Driver], load: LoadSpec, *, keep: bool, flat: frozenset[str] = frozenset()
+    setup: Session, drivers: list[Driver], load: LoadSpec, *, keep: bool, flat: frozenset[str] = frozenset()
 ) -> tuple[BenchResult, list[Measurement]]:
     from builders.bench.load import make_load
     from builders.bench.result import make_result
@@ -242,7 +222,7 @@ def _measured(
     return result, measured
 
 
-def _ladder(setup: _Bench, rounds: int, naive: bool) -> tuple[str, BenchResult, list[Grid], list[Measurement]]:
+def _ladder(setup: Session, rounds: int, naive: bool) -> tuple[str, BenchResult, list[Grid], list[Measurement]]:
     from builders.bench.ladder import ladder
     from builders.bench.naive import NaiveDriver
     from builders.bench.product import ProductDriver
@@ -264,7 +244,7 @@ def _ladder(setup: _Bench, rounds: int, naive: bool) -> tuple[str, BenchResult, 
     return "each technique switched on in turn", result, grids, measured
 
 
-def _paired(setup: _Bench, other: Path, pairs: int, seconds: float) -> int:
+def _paired(setup: Session, other: Path, pairs: int, seconds: float) -> int:
     """B is this checkout and --config; A is the other. Fails when B is slower."""
     from builders.bench.product import CheckoutDriver, question_for
     from builders.bench.regression import PairSpec, is_checkout, run_pairs
@@ -292,7 +272,7 @@ def _paired(setup: _Bench, other: Path, pairs: int, seconds: float) -> int:
     return int(any(one.verdict == "slower" for one in comparisons))
 
 
-def _show(setup: _Bench, result: BenchResult, grids: list[Grid]) -> None:
+def _show(setup: Session, result: BenchResult, grids: list[Grid]) -> None:
     from clients.load.report import print_grid
 
     for grid in grids:

@@ -7,10 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 
-import numpy as np
-
-from builders.bench.compare import Floats
-from builders.bench.result import BenchResult, Row, chosen, pooled
+from builders.bench.result import BenchResult, Row, chosen, percentile_of, pooled
 from builders.bench.rounds import Measurement
 from clients.load.page import Grid, Image, Page, PageSection
 from clients.load.records import Records, joined
@@ -103,8 +100,8 @@ def ladder_grid(result: BenchResult) -> Grid:
                 milliseconds(pooled(latencies, 50)),
                 milliseconds(pooled(latencies, 99)),
                 _ratio(pooled(latencies, 99), base_p99),
-                milliseconds(_share(chosen(opened, _up_to(0, _SHORT)), 99)),
-                milliseconds(_share(chosen(opened, _of_kind("interactive")), 99)),
+                milliseconds(percentile_of(chosen(opened, _up_to(0, _SHORT)), 99)),
+                milliseconds(percentile_of(chosen(opened, _of_kind("interactive")), 99)),
                 milliseconds(max(early, default=math.nan)),
                 _cpu(opened),
             )
@@ -174,7 +171,7 @@ def _groups(result: BenchResult, title: str, groups: dict[str, Callable[[str, in
         cells = []
         for keep in groups.values():
             values = chosen(opened, keep)
-            cells.append(f"{milliseconds(_share(values, 50))} / {milliseconds(_share(values, 99))}")
+            cells.append(f"{milliseconds(percentile_of(values, 50))} / {milliseconds(percentile_of(values, 99))}")
         rows.append((name, *cells))
     return Grid(title, ("server", *groups), tuple(rows))
 
@@ -190,10 +187,6 @@ def _up_to(low: int, high: int) -> Callable[[str, int], bool]:
 def _rate(result: BenchResult, driver: str) -> float:
     rates = result.throughputs(driver)
     return median(rates) if rates else math.nan
-
-
-def _share(values: Floats, share: float) -> float:
-    return float(np.percentile(values, share)) if len(values) else math.nan
 
 
 def _spread(values: Sequence[float]) -> str:

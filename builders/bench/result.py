@@ -186,7 +186,11 @@ def _processor() -> str:
 
 def pooled(rounds: Sequence[Floats], share: float) -> float:
     """A percentile of all rounds together, milliseconds; NaN when nothing was answered."""
-    values = np.concatenate(rounds) if rounds else np.empty(0)
+    return percentile_of(np.concatenate(rounds) if rounds else np.empty(0), share)
+
+
+def percentile_of(values: Floats, share: float) -> float:
+    """A percentile in the values' own unit; NaN when there are none."""
     return float(np.percentile(values, share)) if len(values) else math.nan
 
 

@@ -13,14 +13,14 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from builders.bench.session import Session
 from builders.errors import BuilderError
 from builders.settings import DeploySettings, load_settings
 
 if TYPE_CHECKING:
     from builders.bench.driver import Driver
-    from builders.bench.load import BenchLoad, LoadSpec
+    from builders.bench.load import BenchLoad
     from builders.bench.result import Row
-    from builders.source import EncoderSource
     from builders.tune.outcome import Outcome
     from builders.tune.sweep import AxisMaker, Overrides, Sweep
     from clients.load.run import Crew
@@ -31,27 +31,6 @@ _GRID = "5/16, 10/32, 20/64, 30/64"
 #: From starting a server to its first measured request, seconds; for the estimate alone.
 _START_S = 15.0
 _EXIT = "Exit status: 0 held; 1 past the stop line; 2 cannot be run; 3 no verdict: too noisy."
-
-
-@dataclass(frozen=True)
-class _Tuning:
-    """What the command line said, put together."""
-
-    settings: DeploySettings
-    source: EncoderSource
-    load: LoadSpec
-    config: Path
-    cache: Path
-    output: Path
-    screen: Console
-    say: Console
-
-    @property
-    def work(self) -> Path:
-        return self.config.resolve().parent / "build" / "tune" / "work"
-
-    def log(self, line: str) -> None:
-        self.say.print(escape(line), soft_wrap=True)
 
 
 def tune(
@@ -125,7 +104,8 @@ def tune(
         )
         root = config.resolve().parent / "build"
         stamp = datetime.datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
-        setup = _Tuning(
+        setup = Session(
+            command="tune",
             settings=settings,
             source=open_source(settings.model),
             load=load,
@@ -151,7 +131,7 @@ def _axes_named(only: Sequence[str] | None) -> tuple[str, ...]:
 
 
 def _axes(
-    setup: _Tuning, names: Sequence[str], cells: Sequence[tuple[float, int]], counts: Sequence[int]
+    setup: Session, names: Sequence[str], cells: Sequence[tuple[float, int]], counts: Sequence[int]
 ) -> list[AxisMaker]:
     """Makers of the axes, in order."""
     from builders.bench.rounds import cores
@@ -167,7 +147,7 @@ def _axes(
     return [makers[name] for name in names]
 
 
-def _buckets(setup: _Tuning, now: DeploySettings, counts: Sequence[int]) -> Any:
+def _buckets(setup: Session, now: DeploySettings, counts: Sequence[int]) -> Any:
     """The axis of bucket edges; None without a sample of the user's own texts."""
     from builders.render import bucket_plan
     from builders.tune.axis import buckets_axis
@@ -195,7 +175,7 @@ def _buckets(setup: _Tuning, now: DeploySettings, counts: Sequence[int]) -> Any:
     return buckets_axis(now, used, found)
 
 
-def _tune(setup: _Tuning, axes: list[AxisMaker], noise: float, apply: bool) -> int:
+def _tune(setup: Session, axes: list[AxisMaker], noise: float, apply: bool) -> int:
     """The whole tuning; returns the exit status."""
     from builders.bench.load import make_load
     from builders.tune.outcome import axis_grid, judge_sweep, write_outcome
@@ -226,7 +206,7 @@ def _tune(setup: _Tuning, axes: list[AxisMaker], noise: float, apply: bool) -> i
     return outcome.code
 
 
-def _say_what_else(setup: _Tuning, outcome: Outcome, sweep: Sweep) -> None:
+def _say_what_else(setup: Session, outcome: Outcome, sweep: Sweep) -> None:
     """What follows from the choice."""
     setup.log(f"the first row measured again differs by {100 * outcome.spread:.1f} %")
     batch = outcome.changes.get("entry.batch")
@@ -239,7 +219,7 @@ def _say_what_else(setup: _Tuning, outcome: Outcome, sweep: Sweep) -> None:
         setup.screen.print("other buckets are another version: build it and promote it", soft_wrap=True)
 
 
-def _write(setup: _Tuning, outcome: Outcome, apply: bool) -> None:
+def _write(setup: Session, outcome: Outcome, apply: bool) -> None:
     from builders.tune.apply import apply_changes
 
     if not apply:
@@ -249,14 +229,14 @@ def _write(setup: _Tuning, outcome: Outcome, apply: bool) -> None:
     setup.screen.print(f"wrote {escape(str(setup.config))}", soft_wrap=True)
 
 
-def _checked(setup: _Tuning, label: str, overrides: Overrides) -> DeploySettings:
+def _checked(setup: Session, label: str, overrides: Overrides) -> DeploySettings:
     """The file's settings with overrides; without the bench's patience, since that is how they would be written."""
     from builders.bench.product import Variant, overridden
 
     return overridden(setup.settings, Variant(label, "", overrides), setup.work)
 
 
-def _driver(setup: _Tuning, label: str, overrides: Overrides) -> Driver:
+def _driver(setup: Session, label: str, overrides: Overrides) -> Driver:
     """The product with overrides, and with queue timeouts that nothing runs into: a slow row is to be measured."""
     from builders.bench.product import PATIENT, ProductDriver, Variant, merge
 
@@ -268,7 +248,7 @@ def _driver(setup: _Tuning, label: str, overrides: Overrides) -> Driver:
 class _Turns:
     """Measures settings, each on a server started for its turn: others that idle beside it would take memory."""
 
-    setup: _Tuning
+    setup: Session
     load: BenchLoad
     crew: Crew
     drivers: dict[str, Driver] = field(default_factory=dict)
