@@ -19,6 +19,7 @@ from builders.bench.compare import Floats
 from builders.bench.driver import BenchError
 from builders.bench.load import LoadSpec
 from builders.bench.rounds import Loop, Measurement, cores
+from builders.machine import processor_name
 from clients.load.records import OK
 from clients.load.report import plain_json
 
@@ -166,22 +167,13 @@ def read_result(path: Path) -> BenchResult:
 
 def this_machine_in_words() -> dict[str, str]:
     """Processor, cores, Python and the versions that decide the figures."""
-    words = {"processor": _processor(), "cores": str(cores()), "python": platform.python_version()}
+    words = {"processor": processor_name(), "cores": str(cores()), "python": platform.python_version()}
     for package in _PACKAGES:
         try:
             words[package] = version(package)
         except PackageNotFoundError:
             continue
     return words
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 def pooled(rounds: Sequence[Floats], share: float) -> float:

@@ -37,6 +37,7 @@ class Measurement:
             "open": latency at a rate.
         summary, records: of the load.
         cpu_share: CPU time of the server's processes, share of all cores over the load's time.
+        cpu_ms: that CPU time for each answered request, milliseconds; 0 when none was.
         others_share: likewise of all other servers of the bench, which should idle.
         gpu: utilisation, share of 1; None without a GPU.
         readings: Triton's metrics meanwhile; empty for others.
@@ -48,6 +49,7 @@ class Measurement:
     summary: Summary
     records: Records
     cpu_share: float
+    cpu_ms: float = 0.0
     others_share: float = 0.0
     gpu: float | None = None
     readings: tuple[Reading, ...] = ()
@@ -209,6 +211,7 @@ def measure(
         summary=summarise(records, plan, clients=clients, warm_s=warm_s),
         records=records,
         cpu_share=max(0.0, used[0]) / (seconds * cores()),
+        cpu_ms=1000 * max(0.0, used[0]) / max(1, int(records.ok().sum())),
         others_share=max(0.0, sum(used[1:])) / (wall * cores()),
         gpu=gpu_utilisation(readings),
         readings=readings,

@@ -52,7 +52,7 @@ def test_a_tenth_more_of_service_time_is_found_in_pairs_and_nothing_in_equal_bui
     assert not any(one.verdict == "slower" for one in same), [one.text() for one in same]
 
 
-def turns(name: str, latency_s: float) -> list[Measurement]:
+def turns(name: str, latency_s: float, cpu_ms: float = 0.0) -> list[Measurement]:
     """Six turns of a server by known figures: `1 / latency_s` texts a second, each after `latency_s`."""
     plan = Plan((Request(0.0, "text", "all", 0, 9),), 10.0, True)
     made = []
@@ -63,7 +63,8 @@ def turns(name: str, latency_s: float) -> list[Measurement]:
             records.add(plan.requests[0], at, at, at + latency_s * (1 + 0.001 * number), 0, "ok")
         for loop, clients in (("closed", 1), ("open", 0)):
             summary = summarise(records, plan, clients=clients)
-            made.append(Measurement(name, number, loop, summary, records, 0.5))  # type: ignore[arg-type]
+            cpu = cpu_ms * (1 + 0.001 * number)
+            made.append(Measurement(name, number, loop, summary, records, 0.5, cpu))  # type: ignore[arg-type]
     return made
 
 
@@ -75,14 +76,22 @@ def test_the_slower_of_a_pair_is_named_by_both_figures() -> None:
     assert [one.verdict for one in same] == ["same", "same"]
 
 
+def test_more_cpu_time_a_text_is_named_when_answers_are_as_fast() -> None:
+    slow = pair_comparisons([*turns("A", 0.05, cpu_ms=20), *turns("B", 0.05, cpu_ms=21)], "A", "B")
+    assert [(one.figure, one.verdict) for one in slow] == [
+        ("throughput, texts/s", "same"),
+        ("CPU time, ms a text", "slower"),
+        ("P50, ms", "same"),
+    ]
+    assert slow[1].cost.ratio == pytest.approx(1.05, abs=0.005)
+
+
 @pytest.mark.slow
 def test_both_of_a_pair_get_the_same_texts_and_the_slower_one_is_named(source: EncoderSource) -> None:
     first, second = FakeDriver("A", 0.02), FakeDriver("B", 0.2)
     comparisons, measured = run_pairs(first, second, source, LoadSpec(rate=10, clients=2), PairSpec(6, 0.4), QUIET)
-    assert [(one.figure, one.verdict) for one in comparisons] == [
-        ("throughput, texts/s", "slower"),
-        ("P50, ms", "slower"),
-    ]
+    found = {one.figure: one.verdict for one in comparisons}
+    assert found["throughput, texts/s"] == found["P50, ms"] == "slower"
     assert len(measured) == 6 * 2 * 2
     opened = [one for one in measured if one.loop == "open" and one.round == 3]
     assert opened[0].records.size == opened[1].records.size
