@@ -24,7 +24,7 @@ from builders.export import export_onnx
 from builders.fuse import fuse
 from builders.manifest import BuiltBucket
 from builders.precision import Precision, convert
-from builders.publish import _code
+from builders.publish import _ENTRY, _LANE, _code
 from builders.render import bucket_plan, facts_of_source, render_versions
 from builders.serving.entry.tokenise import Tokeniser
 from builders.settings import DeploySettings, load_settings
@@ -49,6 +49,7 @@ def variants(buckets: list[int]) -> dict[str, dict[str, Any]]:
         "arena": {"engine": {"techniques": ALL[:1]}},
         "pinned": {"engine": {"techniques": ALL[:2]}},
         "graphs": {"engine": {"techniques": ALL[:3]}},
+        "overlap": {"engine": {"techniques": ALL}},
         "product": {},
         "window-5": {"entry": {"window_ms": 5}},
         "window-2": {"entry": {"window_ms": 2}},
@@ -100,7 +101,7 @@ def write_repository(out: Path, name: str, settings: DeploySettings, source: Enc
                 )
         (folder / f"{model}.pbtxt").write_text(text, encoding="utf-8")
         if not (out / "repository" / model).exists():
-            _code(out / "repository", "entry" if model == "encode" else "lane", model, 1)
+            _code(out / "repository", model, 1, _ENTRY if model == "encode" else _LANE)
 
 
 def graph_of(source: EncoderSource, exported: Path, precision: Precision, target: str) -> ir.Model:

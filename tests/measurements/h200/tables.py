@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+TECHNIQUES = ("one-bucket", "buckets", "arena", "pinned", "graphs", "overlap", "product")
 WINDOWS = ("window-5", "window-2", "window-0")
 
 
@@ -24,7 +25,7 @@ def tables(results: dict[str, Any]) -> str:
     lines += ["|---|---|---|---|---|---|---|"]
     for title, name, share in rows:
         lines += _maximum(title, results.get(name), results.get(share))
-    for variant in ("one-bucket", "buckets", "arena", "pinned", "graphs", "product"):
+    for variant in TECHNIQUES:
         lines += _maximum(f"technique: {variant}", results.get(f"technique_{variant}_max"), None)
     lines += _maximum("product, best", results.get("max_mix"), None)
     lines += _maximum("product, texts up to 128", results.get("max_short"), None)
@@ -32,7 +33,7 @@ def tables(results: dict[str, Any]) -> str:
     lines += ["", f"| at {results.get('before_rate') or 0:.0f} requests/s | P50 | P99 | worst | answered | GPU |"]
     lines += ["|---|---|---|---|---|---|"]
     names = ["before_4_rate", "rate_product", "rate_window-5", "rate_window-2", "rate_window-0"]
-    names += [f"technique_{name}_rate" for name in ("one-bucket", "buckets", "arena", "pinned", "graphs", "product")]
+    names += [f"technique_{name}_rate" for name in TECHNIQUES]
     for name in names:
         found = results.get(name)
         if found:
