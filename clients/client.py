@@ -21,7 +21,7 @@ class EncoderClient(Session):
 
     Args:
         url: host:port of Triton's gRPC endpoint (8001 by default), or http://host:port of its HTTP endpoint (8000);
-            grpcs:// and https:// are encrypted.
+            grpcs:// and https:// are encrypted; of dns:///host:port every address of the name is called in turn.
         options: see ClientOptions: transport, model, batch, concurrency, retry, headers, token, restricted_key, tls.
 
     Raises:

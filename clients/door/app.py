@@ -24,7 +24,7 @@ from clients.door.limits import RateLimits
 from clients.door.log import LOGGER
 from clients.door.metrics import DoorMetrics
 from clients.door.problems import Problem
-from clients.door.rerank import rerank, rerank_tei
+from clients.door.rerank import rerank, rerank_objects
 from clients.door.settings import DoorSettings
 from clients.door.token_ids import TokenIds
 
@@ -95,8 +95,8 @@ def make_app(settings: DoorSettings) -> Starlette:
     computing = [
         Endpoint(door, "/v1/embeddings", embeddings),
         Endpoint(door, "/v1/rerank", rerank),
-        Endpoint(door, "/v2/rerank", rerank),
-        Endpoint(door, "/rerank", rerank_tei, "tei"),
+        Endpoint(door, "/v2/rerank", rerank_objects),
+        Endpoint(door, "/rerank", rerank, "tei"),
         Endpoint(door, "/v1/classify", classify),
         Endpoint(door, "/classify", classify_vllm),
         Endpoint(door, "/predict", predict_tei, "tei"),

@@ -6,7 +6,7 @@ Fields that a form has and the door does not know are passed over, as clients se
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar
 
 import orjson
@@ -39,13 +39,14 @@ class EmbeddingsBody(Body):
 
     input: Any
     encoding_format: Literal["float", "base64"] | None = None
-    dimensions: int | None = Field(default=None, ge=1, le=65_536)
+    dimensions: int | None = Field(default=None, ge=0, le=65_536)
+    """0, which infinity's client sends by itself, and none are the model's own size."""
     user: str | None = None
     prompt_name: str | None = None
 
 
 class RerankBody(Body):
-    """Rerank as Cohere, Jina, infinity and vLLM have it: https://docs.cohere.com/reference/rerank."""
+    """Rerank as infinity, Cohere, Jina and vLLM have it: https://docs.cohere.com/reference/rerank."""
 
     query: str
     documents: list[Any]
@@ -98,19 +99,28 @@ class TeiPredictBody(TeiBody):
 _Form = TypeVar("_Form", bound=BaseModel)
 
 
-async def read_body(receive: Receive, headers: Mapping[str, str], limit: int, timeout: float) -> bytes:
+async def read_body(
+    receive: Receive, headers: Mapping[str, str], limit: int, timeout: float, hold: Callable[[int], None]
+) -> bytes:
     """The whole body.
 
+    Args:
+        receive: of ASGI.
+        headers: of the request.
+        limit: most bytes.
+        timeout: most seconds until the last of them.
+        hold: told the bytes of each piece before it is kept; may raise.
+
     Raises:
-        Problem: 413, it is larger than `limit` bytes; 408, it took longer than `timeout` seconds; 400, compressed.
+        Problem: 413, it is too large; 408, it took too long; 415, it says that it is no JSON, or is compressed.
         ClientGone: the client went away.
     """
-    if headers.get("content-encoding", "identity") != "identity":
-        raise invalid("the body is compressed; send it as it is", "content-encoding")
+    _check_kind(headers)
     length = headers.get("content-length", "")
-    if length.isascii() and length.isdigit() and int(length) > limit:
+    if length.isascii() and length.isdigit() and int(length[:20]) > limit:
         raise _too_large(limit)
-    pieces, size, more = [], 0, True
+    # One array, not a list of pieces: a client chooses how small its pieces are.
+    body, more = bytearray(), True
     try:
         async with asyncio.timeout(timeout):
             while more:
@@ -118,13 +128,26 @@ async def read_body(receive: Receive, headers: Mapping[str, str], limit: int, ti
                 if message["type"] == "http.disconnect":
                     raise ClientGone
                 piece, more = message.get("body", b""), message.get("more_body", False)
-                size += len(piece)
-                if size > limit:
+                if len(body) + len(piece) > limit:
                     raise _too_large(limit)
-                pieces.append(piece)
+                hold(len(piece))
+                body += piece
     except TimeoutError:
         raise Problem(408, "body_timeout", f"the body did not arrive in time; limit: {timeout:g} s") from None
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+    return bytes(body)
+
+
+def _check_kind(headers: Mapping[str, str]) -> None:
+    """Refuses a body that is said to be something else than JSON, such as a form; where nothing is said it is read."""
+    if headers.get("content-encoding", "identity").strip().lower() != "identity":
+        raise _wrong_kind("the body is compressed; send it as it is", "content-encoding")
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind and kind != "application/json" and not kind.endswith("+json"):
+        raise _wrong_kind("the body is no JSON; send `Content-Type: application/json`", "content-type")
+
+
+def _wrong_kind(message: str, header: str) -> Problem:
+    return Problem(415, "unsupported_media_type", message, param=header)
 
 
 def _too_large(limit: int) -> Problem:
@@ -161,7 +184,7 @@ def parse(form: type[_Form], value: dict[str, Any]) -> _Form:
         raise invalid(f"{name}: {first['msg']}{more}", str(first["loc"][0]) if first["loc"] else None) from None
 
 
-def texts_of(value: object, ids: TokenIds | None, most: int) -> list[str]:
+async def texts_of(value: object, ids: TokenIds | None, most: int) -> list[str]:
     """OpenAI's `input`: a text, texts, the token ids of one text, or those of several.
 
     Args:
@@ -174,22 +197,34 @@ def texts_of(value: object, ids: TokenIds | None, most: int) -> list[str]:
     """
     if isinstance(value, str):
         return [value]
-    form = "a string, a list of strings, a list of token ids, or a list of lists of token ids"
     if not isinstance(value, list) or not value:
-        raise invalid(f"input is {'empty' if value == [] else 'of a wrong type'}; limit: {form}", "input")
-    if all(isinstance(one, str) for one in value):
-        return within(value, most, "input")
-    if all(type(one) is int for one in value):
-        value = [value]
-    if not all(isinstance(one, list) and all(type(id_) is int for id_ in one) for one in value):
-        raise invalid(f"input mixes types or has a wrong one; limit: {form}", "input")
+        raise invalid(f"input is {'empty' if value == [] else 'of a wrong type'}; limit: {_INPUT}", "input")
+    if not isinstance(value[0], str):
+        # A body holds millions of ids, and reading them takes seconds: other requests go on meanwhile.
+        return await asyncio.to_thread(_texts_of_ids, value, ids, most)
+    if not all(isinstance(one, str) for one in within(value, most, "input")):
+        raise _mixed()
+    return value
+
+
+_INPUT = "a string, a list of strings, a list of token ids, or a list of lists of token ids"
+
+
+def _texts_of_ids(value: list[Any], ids: TokenIds | None, most: int) -> list[str]:
+    items = [value] if type(value[0]) is int else within(value, most, "input")
+    if not all(isinstance(one, list) and all(type(id_) is int for id_ in one) for one in items):
+        raise _mixed()
     if ids is None:
         raise invalid(
             f"input is token ids, and this door has no tokenizer to read them with; {REMEDY}, or start the door with "
             "--tokenizer, the tokenizer.json that the ids are of",
             "input",
         )
-    return [ids.text(one, position) for position, one in enumerate(within(value, most, "input"))]
+    return [ids.text(one, position) for position, one in enumerate(items)]
+
+
+def _mixed() -> Problem:
+    return invalid(f"input mixes types or has a wrong one; limit: {_INPUT}", "input")
 
 
 def plain_texts(value: object, most: int, name: str) -> list[str]:
@@ -200,12 +235,13 @@ def plain_texts(value: object, most: int, name: str) -> list[str]:
     """
     if isinstance(value, str):
         return [value]
-    items = [one.get("text") if isinstance(one, dict) else one for one in value] if isinstance(value, list) else []
+    given = within(value, most, name) if isinstance(value, list) else []
+    items: list[Any] = [one.get("text") if isinstance(one, dict) else one for one in given]
     if not items or not all(isinstance(one, str) for one in items):
         wrong = next((str(at) for at, one in enumerate(items) if not isinstance(one, str)), "")
         what = f"{name}.{wrong} is no text" if wrong else f"{name} is empty or no list"
         raise invalid(f"{what}; limit: strings, or objects with a string `text`", name)
-    return within(items, most, name)
+    return items
 
 
 def within(items: list[Any], most: int, name: str) -> list[Any]:

@@ -7,6 +7,7 @@ import time
 import uuid
 from dataclasses import dataclass, field
 
+import numpy as np
 from starlette.datastructures import Headers
 
 from clients.door.bodies import Truncation
@@ -14,11 +15,11 @@ from clients.door.catalog import Catalog, Model
 from clients.door.keys import ANYBODY, Key, KeyRing
 from clients.door.limits import RateLimits
 from clients.door.metrics import DoorMetrics
-from clients.door.problems import SERVER, Dialect, Problem, invalid
+from clients.door.problems import SERVER, Dialect, Problem, invalid, overloaded
 from clients.door.settings import DoorSettings
 from clients.door.token_ids import TokenIds
 from clients.options import CallOptions
-from clients.result import Ints
+from clients.result import Floats, Ints
 
 _REQUEST_ID = re.compile(r"^[A-Za-z0-9_.:-]{1,128}$")
 # https://www.w3.org/TR/trace-context/
@@ -38,6 +39,8 @@ class Door:
     keys: KeyRing | None
     ids: TokenIds | None
     in_flight: int = 0
+    bytes_held: int = 0
+    """Of all bodies of the requests in flight."""
 
 
 @dataclass(slots=True)
@@ -102,6 +105,18 @@ class Call:
         self.model = model.name
         return model
 
+    def hold(self, size: int) -> None:
+        """Counts bytes of the body, which are held until the request ends.
+
+        Raises:
+            Problem: 429, all requests together hold too many.
+        """
+        settings = self.door.settings
+        if self.door.bytes_held + size > settings.max_bodies_bytes:
+            raise overloaded("the door holds too many large requests; try again later", settings.retry_after_s)
+        self.door.bytes_held += size
+        self.bytes_in += size
+
     def take(self, texts: int) -> None:
         """Takes the request's texts from its key's rate, before they are sent.
 
@@ -142,3 +157,13 @@ class Call:
         if not (given.isascii() and given.isdigit()) or not 1 <= int(given[:10]) <= 86_400_000 or len(given) > 10:
             raise invalid(f"{name} is wrong; limit: a whole number of milliseconds, 1 to 86400000", name)
         return int(given) / 1000 if most_s is None else min(int(given) / 1000, most_s)
+
+
+def check_finite(values: Floats) -> None:
+    """Refuses values that are no numbers: JSON has none for them, and no caller expects them.
+
+    Raises:
+        Problem: 502.
+    """
+    if not np.isfinite(values).all():
+        raise Problem(502, "server_failure", "the model gave values that are not numbers", type_=SERVER)

@@ -25,6 +25,8 @@ _READY_KEPT_S = 0.5
 _LOOK_S = 1.0
 #: Texts a request where a model does not say; the entry's own default.
 _BATCH = 32
+#: What infinity's client sends as the model when its caller names none.
+_UNNAMED = "default/not-specified"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,8 @@ class Catalog:
         Raises:
             Problem: 404, no such model; 400, it does something else; 503, the server is not there.
         """
+        if name == _UNNAMED and name not in self._aliases:
+            name = None
         model = self._known(name, tasks)
         if model is None:
             await self.refresh(_LOOK_S)
@@ -172,6 +176,8 @@ class Catalog:
         answers = dict(zip(names, await asyncio.gather(*map(one, names)), strict=True))
         for name, answer in answers.items():
             self._metrics.ready.labels(name).set(answer)
+        for name in self._ready.keys() - answers.keys():  # no longer served: its last word must not stay
+            self._metrics.ready.remove(name)
         return answers
 
     def _known(self, name: str | None, tasks: tuple[str, ...]) -> Model | None:

@@ -4,11 +4,12 @@
   with, for each text, a list of `label` and `score`, best first. https://github.com/michaelfeil/infinity
 * POST /classify: vLLM's (ClassificationRequest, ClassificationResponse): `input` is a string or a list of them; answer
   `data` with `index`, `label`, `probs` in the order of the model's labels, `num_classes`. https://docs.vllm.ai
-* POST /predict: TEI's (PredictRequest, PredictResponse of its router): `inputs` is a string, a pair ["a", "b"], or a
-  batch of [text] and [text, pair]; answer a list of `label` and `score`, best first; of a batch, a list of such lists.
+* POST /predict, and a body with `inputs` at the other two: TEI's (PredictRequest, PredictResponse of its router):
+  `inputs` is a string, a pair ["a", "b"], or a batch of [text] and [text, pair]; answer a list of `label` and `score`,
+  best first; of a batch, a list of such lists.
 
-The form follows the path alone, as the bodies of the first two are the same. Scores are as the model's activation gives
-them; `raw_scores` is refused when true.
+Between the first two the path decides, as their bodies are the same. Scores are as the model's activation gives them;
+`raw_scores` is refused when true.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from clients.door.bodies import (
     read_json,
     within,
 )
-from clients.door.call import Call
+from clients.door.call import Call, check_finite
 from clients.door.problems import invalid
 from clients.result import ClassifyResult
 
@@ -37,14 +38,20 @@ TASK = "classification"
 
 
 async def classify(call: Call, body: bytes) -> bytes:
-    """infinity's form. Raises as `embeddings`."""
-    result, usage = await _of_body(call, body)
+    """infinity's form, or TEI's, as the body is. Raises as `embeddings`."""
+    value = read_json(body)
+    if _is_tei(value):
+        return await _tei(call, value)
+    result, usage = await _of_body(call, value)
     return _listed(call, "classify", [_scores(result, row) for row in range(len(result))], usage)
 
 
 async def classify_vllm(call: Call, body: bytes) -> bytes:
-    """vLLM's form. Raises as `embeddings`."""
-    result, usage = await _of_body(call, body)
+    """vLLM's form, or TEI's, as the body is. Raises as `embeddings`."""
+    value = read_json(body)
+    if _is_tei(value):
+        return await _tei(call, value)
+    result, usage = await _of_body(call, value)
     data = [
         {
             "index": index,
@@ -59,7 +66,16 @@ async def classify_vllm(call: Call, body: bytes) -> bytes:
 
 async def predict_tei(call: Call, body: bytes) -> bytes:
     """TEI's form. Raises as `embeddings`."""
-    form = parse(TeiPredictBody, read_json(body))
+    return await _tei(call, read_json(body))
+
+
+def _is_tei(value: dict[str, Any]) -> bool:
+    return "inputs" in value and "input" not in value
+
+
+async def _tei(call: Call, value: dict[str, Any]) -> bytes:
+    call.dialect = "tei"
+    form = parse(TeiPredictBody, value)
     no_raw_scores(form.raw_scores)
     items, batch = _tei_inputs(form.inputs, call.door.settings.max_inputs)
     model = await call.find(form.model, TASK)
@@ -74,6 +90,7 @@ async def predict_tei(call: Call, body: bytes) -> bytes:
             continue
         pairs = [items[at][1] for at in chosen] if length == 2 else None
         result = await model.client.classify([items[at][0] for at in chosen], pairs=pairs, **options)
+        check_finite(result.scores)
         tokens.append(result.tokens)
         cut.append(result.cut)
         for row, at in enumerate(chosen):
@@ -82,8 +99,8 @@ async def predict_tei(call: Call, body: bytes) -> bytes:
     return orjson.dumps(answers if batch else answers[0])
 
 
-async def _of_body(call: Call, body: bytes) -> tuple[ClassifyResult, dict[str, int]]:
-    form = parse(ClassifyBody, read_json(body))
+async def _of_body(call: Call, value: dict[str, Any]) -> tuple[ClassifyResult, dict[str, int]]:
+    form = parse(ClassifyBody, value)
     no_raw_scores(form.raw_scores)
     texts = plain_texts(form.input, call.door.settings.max_inputs, "input")
     result = await _classified(call, form.model, texts, form.truncate)
@@ -93,7 +110,9 @@ async def _of_body(call: Call, body: bytes) -> tuple[ClassifyResult, dict[str, i
 async def _classified(call: Call, name: str | None, texts: list[str], truncate: Truncation | None) -> ClassifyResult:
     model = await call.find(name, TASK)
     call.take(len(texts))
-    return await model.client.classify(texts, **call.options(truncate))
+    result = await model.client.classify(texts, **call.options(truncate))
+    check_finite(result.scores)
+    return result
 
 
 def _scores(result: ClassifyResult, row: int) -> list[dict[str, Any]]:

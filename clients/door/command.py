@@ -12,6 +12,9 @@ import typer
 from clients.errors import EncoderError
 
 if TYPE_CHECKING:
+    import uvicorn
+    from starlette.applications import Starlette
+
     from clients.door.settings import DoorSettings
 
 #: For typer's `command`: every argument, --help too, is passed on to the settings, which are their own description.
@@ -80,10 +83,24 @@ def serve(settings: DoorSettings) -> None:
     if strange := unknown_variables(os.environ):
         # Not refused: Kubernetes sets DOOR_PORT and others for a Service of the name `door`.
         logging.getLogger(LOGGER).warning("unknown variables", extra={"door": {"variables": strange}})
-    config = uvicorn.Config(
+    try:
+        uvicorn.Server(server_config(app, settings)).run()
+    except KeyboardInterrupt:
+        logging.getLogger(LOGGER).debug("stopped by Ctrl-C")
+
+
+def server_config(app: Starlette, settings: DoorSettings) -> uvicorn.Config:
+    """How uvicorn runs the door."""
+    import uvicorn
+
+    from clients.door.connection import connection_class
+
+    return uvicorn.Config(
         app,
         host=settings.host,
         port=settings.port,
+        http=connection_class(settings),
+        ws="none",
         log_config=None,
         access_log=False,
         server_header=False,
@@ -94,7 +111,3 @@ def serve(settings: DoorSettings) -> None:
         ssl_certfile=settings.certificate,
         ssl_keyfile=settings.certificate_key,
     )
-    try:
-        uvicorn.Server(config).run()
-    except KeyboardInterrupt:
-        logging.getLogger(LOGGER).debug("stopped by Ctrl-C")

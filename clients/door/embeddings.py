@@ -12,10 +12,10 @@ import numpy as np
 import orjson
 
 from clients.door.bodies import EmbeddingsBody, parse, read_json, texts_of
-from clients.door.call import Call
+from clients.door.call import Call, check_finite
 from clients.door.catalog import Model
 from clients.door.endpoint import breathe
-from clients.door.problems import SERVER, Problem, invalid
+from clients.door.problems import invalid
 from clients.result import Floats
 
 _AT_ONCE = 32
@@ -36,17 +36,15 @@ async def embeddings(call: Call, body: bytes) -> bytes:
         EncoderError: the call to the server failed.
     """
     door, form = call.door, parse(EmbeddingsBody, read_json(body))
+    texts = await texts_of(form.input, door.ids, door.settings.max_inputs)
     model = await call.find(form.model, "embedding")
-    texts = texts_of(form.input, door.ids, door.settings.max_inputs)
     dimensions = _dimensions(form.dimensions, model)
     call.take(len(texts))
     result = await model.client.encode(
         texts, prompt=form.prompt_name, dimensions=dimensions, **call.options(form.truncate)
     )
     usage = call.spent(result.tokens, result.cut)
-    if not np.isfinite(result.embeddings).all():
-        # JSON has no such numbers, and no caller expects them.
-        raise Problem(502, "server_failure", "the model gave values that are not numbers", type_=SERVER)
+    check_finite(result.embeddings)
     rows = await _rows(result.embeddings, form.encoding_format == "base64")
     tail = orjson.dumps({"object": "list", "model": model.name, "usage": usage})
     return b'{"data":[' + b",".join(rows) + b"]," + tail[1:]
@@ -72,7 +70,7 @@ async def _rows(embeddings: Floats, in_base64: bool) -> list[bytes]:
 def _dimensions(asked: int | None, model: Model) -> int | None:
     """The model's own size need not be asked for."""
     facts = model.facts
-    if asked is None or asked == facts.size:
+    if not asked or asked == facts.size:
         return None
     if asked not in facts.dimensions:
         sizes = ", ".join(str(one) for one in sorted({*facts.dimensions, *([facts.size] if facts.size else [])}))

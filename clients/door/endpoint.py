@@ -64,6 +64,7 @@ class Endpoint:
             problem = Problem(500, "internal_error", f"the door failed; request {call.id}", type_=SERVER)
         finally:
             door.in_flight -= 1
+            door.bytes_held -= call.bytes_in
             door.metrics.in_flight.labels(self.route).dec()
             record(call, problem.status if problem else status, problem)
         if problem is not None:
@@ -78,8 +79,8 @@ class Endpoint:
         if door.in_flight > door.settings.max_in_flight:
             raise overloaded("the door has too many requests; try again later", door.settings.retry_after_s)
         door.limits.admit(call.key, time.monotonic())
-        body = await read_body(receive, call.headers, door.settings.max_body_bytes, door.settings.body_timeout_s)
-        call.bytes_in = len(body)
+        settings = door.settings
+        body = await read_body(receive, call.headers, settings.max_body_bytes, settings.body_timeout_s, call.hold)
         return await while_connected(receive, self.handler(call, body))
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import hmac
 import logging
 import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from hmac import compare_digest
 from pathlib import Path
 
 from clients.errors import InvalidInput
@@ -57,7 +57,7 @@ class KeyRing:
         self._look()
         digest, found = hashlib.sha256(presented.encode()).digest(), None
         for key in self._keys:
-            if hmac.compare_digest(digest, key.digest):
+            if compare_digest(digest, key.digest):
                 found = key
         return found
 
@@ -119,6 +119,8 @@ def _read(words: list[str], number: int) -> Key:
             raise InvalidInput(f"line {number} of the keys is wrong", limit="sha256: and 64 hexadecimal digits")
     elif len(secret) < _LEAST:
         raise InvalidInput(f"the key in line {number} is too short", limit=f"{_LEAST} characters or more")
+    elif not secret.isascii():  # headers carry nothing else unharmed: it would never be found
+        raise InvalidInput(f"the key in line {number} is not ASCII", limit="letters, digits and signs of ASCII")
     else:
         digest = hashlib.sha256(secret.encode()).digest()
     return Key(name, digest, dict(_rate(word, number) for word in given))

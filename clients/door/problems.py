@@ -7,6 +7,7 @@
 | no such model; no such path | 404 | model_not_found; not_found |
 | the body took too long | 408 | body_timeout |
 | the body is too large | 413 | body_too_large |
+| the body is compressed, or said to be no JSON | 415 | unsupported_media_type |
 | a key is over its rate | 429 | rate_limit_exceeded |
 | a queue or a lane of the server is full, or the door itself | 429 | overloaded |
 | (log and metrics only) the client went away | 499 | client_gone |

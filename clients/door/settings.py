@@ -41,7 +41,8 @@ class DoorSettings(BaseSettings):
     listen: str = "127.0.0.1:8080"
     """Address to listen on, HOST:PORT; [::]:PORT for IPv6."""
     triton: str = "127.0.0.1:8001"
-    """Triton's gRPC endpoint: HOST:PORT, grpcs://HOST:PORT when it is encrypted."""
+    """Triton's gRPC endpoint: HOST:PORT, grpcs://HOST:PORT when it is encrypted, dns:///HOST:PORT for a name of several
+    servers, which are called in turn."""
     triton_root: FilePath | None = None
     """PEM file that vouches for Triton's certificate; the connection is encrypted."""
     triton_token: SecretStr | None = None
@@ -76,7 +77,12 @@ class DoorSettings(BaseSettings):
     max_inputs: int = Field(default=2048, ge=1, le=1_000_000)
     """Most texts of one request."""
     max_body_bytes: int = Field(default=8_388_608, ge=1024, le=1 << 31)
-    """Largest body."""
+    """Largest body, bytes."""
+    max_bodies_bytes: int = Field(default=67_108_864, ge=1024, le=1 << 40)
+    """Most bytes of all bodies at once; what goes beyond is refused as overload. A body in work takes several times its
+    size."""
+    head_timeout_s: Seconds = 10.0
+    """Longest time for a request's line and headers to arrive, seconds; then the connection is closed."""
     body_timeout_s: Seconds = 30.0
     """Longest time for a body to arrive, seconds."""
     max_in_flight: int = Field(default=256, ge=1, le=100_000)
@@ -97,6 +103,10 @@ class DoorSettings(BaseSettings):
             raise ValueError(f"listen is {self.listen!r}; limit: HOST:PORT with a port from 0 to 65535")
         if (self.certificate is None) != (self.certificate_key is None):
             raise ValueError("certificate and certificate_key: give both or neither")
+        if self.max_bodies_bytes < self.max_body_bytes:
+            raise ValueError(
+                f"max_bodies_bytes is {self.max_bodies_bytes}; limit: max_body_bytes, {self.max_body_bytes}, or more"
+            )
         for one in _parts(self.aliases):
             if not _ALIAS.match(one):
                 raise ValueError(f"aliases has {one!r}; limit: NAME=MODEL, with commas between them")

@@ -16,6 +16,9 @@ from tokenizers import Tokenizer
 from clients.door.problems import invalid
 from clients.errors import InvalidInput
 
+#: Ids of one text; no model reads as many.
+MOST = 65_536
+
 
 class TokenIds:
     """Reads ids of one tokenizer.
@@ -48,8 +51,10 @@ class TokenIds:
             position: of the text in the request, for the message.
 
         Raises:
-            Problem: 400, an id is outside the vocabulary, or the ids are not what the tokenizer gives.
+            Problem: 400, they are too many, an id is outside the vocabulary, or they are not what the tokenizer gives.
         """
+        if len(ids) > MOST:
+            raise invalid(f"text {position} has {len(ids)} token ids; limit: {MOST}; send text, or fewer", "input")
         wrong = next((one for one in ids if not 0 <= one < self._size), None)
         if wrong is not None:
             raise invalid(f"text {position} has token id {wrong}; limit: 0 to {self._size - 1}; {REMEDY}", "input")

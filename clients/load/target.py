@@ -104,6 +104,8 @@ class _Triton:
             message.raw_input_contents.append(struct.pack("<I", len(raw)) + raw)
         if request.priority:
             message.parameters["priority"].uint64_param = request.priority
+            # As our clients do: the long lane's order goes by it.
+            message.parameters["class"].string_param = "interactive" if request.priority == 1 else "background"
         try:
             answer = await self._call(message, timeout=self._target.deadline_s)
         except grpc.RpcError as error:

@@ -22,6 +22,9 @@ CHANNEL = (
     ("grpc.use_local_subchannel_pool", 1),
 )
 
+#: Targets that stand for all addresses they resolve to.
+_SEVERAL = ("dns:", "ipv4:", "ipv6:")
+
 #: Method of Triton's service and its request message, by kind of question.
 _QUESTIONS = {
     "live": ("ServerLive", "ServerLiveRequest"),
@@ -36,8 +39,13 @@ _QUESTIONS = {
 
 def channel_options(address: Address) -> list[tuple[str, Any]]:
     """The channel's arguments."""
-    named = address.tls.server_name if address.tls else None
-    return [*CHANNEL, *([("grpc.ssl_target_name_override", named)] if named else [])]
+    options: list[tuple[str, Any]] = list(CHANNEL)
+    if address.tls and address.tls.server_name:
+        options.append(("grpc.ssl_target_name_override", address.tls.server_name))
+    if address.target.startswith(_SEVERAL):
+        # Each server behind the name in turn; by itself gRPC keeps to the first that answers.
+        options.append(("grpc.lb_policy_name", "round_robin"))
+    return options
 
 
 def credentials(address: Address) -> Any:

@@ -277,7 +277,8 @@ def test_deadline_ends_the_whole_call(server: FakeTriton, way: Way) -> None:
         with pytest.raises(DeadlineExceeded) as caught:
             client.encode(["a"] * 10, deadline=0.4)
         assert 0.35 < time.monotonic() - started < 1
-    assert caught.value.texts == range(2, 3)
+    # The one that was under way: the third, or on a busy machine the second.
+    assert caught.value.texts in (range(1, 2), range(2, 3))
     assert not caught.value.safe_to_retry
 
 

@@ -16,6 +16,7 @@ import uvicorn
 from prometheus_client.parser import text_string_to_metric_families
 
 from clients.door.app import make_app
+from clients.door.command import server_config
 from clients.door.settings import DoorSettings
 
 
@@ -86,10 +87,10 @@ def running(triton: str, **settings: Any) -> Iterator[RunningDoor]:
         triton: its gRPC endpoint.
         settings: of DoorSettings.
     """
-    app = make_app(DoorSettings(triton=triton, **settings))
+    told = DoorSettings(triton=triton, **settings)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="on"))
+        server = uvicorn.Server(server_config(make_app(told), told))
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 import http.client
 import json
 import os
@@ -15,8 +16,9 @@ import openai
 import pytest
 from openai import OpenAI
 
-from clients.door.keys import KeyRing, read_keys
-from clients.door.limits import Bucket
+from clients.door.keys import Key, KeyRing, read_keys
+from clients.door.limits import Bucket, RateLimits
+from clients.door.log import LOGGER, JsonLines
 from clients.errors import InvalidInput
 from tests.clients.fake_triton import FakeTriton
 from tests.door.doors import RunningDoor, running, wait_for
@@ -104,7 +106,7 @@ def test_keys_are_read_again_when_the_file_changes_and_kept_when_it_is_wrong(key
 @pytest.mark.parametrize(
     "text",
     ["", "name\n", "name short\n", "name sha256:12\n", f"a {SECRET} rate=1\n", f"a {SECRET} texts_per_s=0\n",
-     f"a {SECRET}\na {OTHER}\n"],
+     f"a {SECRET}\na {OTHER}\n", f"a {SECRET}é\n"],
 )  # fmt: skip
 def test_wrong_file_of_keys_is_refused_without_showing_a_key(tmp_path: Path, text: str) -> None:
     (tmp_path / "keys").write_text(text)
@@ -151,7 +153,7 @@ def test_sizes_are_limited(triton: FakeTriton) -> None:
                            headers={"Transfer-Encoding": "chunked"})  # fmt: skip
         assert connection.getresponse().status == 413
         connection.close()
-        assert door.embed("a", Content_Encoding="gzip").status == 400
+        assert door.embed("a", Content_Encoding="gzip").status == 415
 
 
 def test_body_that_does_not_arrive_ends_the_request(triton: FakeTriton) -> None:
@@ -179,3 +181,59 @@ def test_more_requests_at_once_than_allowed_are_overload(triton: FakeTriton) -> 
         release.set()
         time.sleep(0.01)
         assert door.embed().status == 200
+
+
+# What strangers leave behind
+
+
+def test_strangers_leave_nothing_behind_and_no_key_is_logged(
+    locked: RunningDoor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    asked: set[str] = set()
+    bucket = RateLimits._bucket
+
+    def noted(self: RateLimits, key: Key, unit: str, now: float) -> Bucket | None:
+        asked.add(key.name)
+        return bucket(self, key, unit, now)
+
+    monkeypatch.setattr(RateLimits, "_bucket", noted)
+
+    def knock(number: int) -> None:
+        assert locked.embed(Authorization=f"Bearer {'stranger' * 3}{number}").status == 401
+        assert locked.get(f"/v1/made-up/{number}").status == 404
+        made_up = {"model": f"made-up-{number}", "input": "a"}
+        assert locked.post("/v1/embeddings", made_up, Authorization=f"Bearer {SECRET}").status == 404
+
+    def series() -> int:
+        return len(locked.get("/metrics").body.splitlines())
+
+    knock(0)
+    before = series()
+    for number in range(1, 20):
+        knock(number)
+    assert series() == before
+    assert asked == {"search"}
+    # Those that the command writes; pytest hears loggers, too, that are switched off.
+    written = [record for record in caplog.records if record.name in (LOGGER, "uvicorn.error")]
+    assert len(written) > 50
+    for record in written:
+        line = JsonLines().format(record) + str(record.__dict__)
+        assert all(key not in line for key in (SECRET, OTHER, "stranger", "made-up"))
+
+
+def test_every_key_is_compared_in_constant_time_whichever_fits(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[bytes] = []
+
+    def compare(one: bytes, other: bytes) -> bool:
+        compared.append(other)
+        return hmac.compare_digest(one, other)
+
+    monkeypatch.setattr("clients.door.keys.compare_digest", compare)
+    ring = KeyRing(keys)
+    digests = [hashlib.sha256(key.encode()).digest() for key in (SECRET, OTHER)]
+    for presented, name in ((SECRET, "search"), (OTHER, "batch"), ("neither of the two", None), ("", None)):
+        compared.clear()
+        found = ring.find(presented)
+        assert (found.name if found else None) == name
+        assert compared == digests

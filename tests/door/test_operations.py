@@ -20,7 +20,7 @@ from clients.cli import app
 from clients.door.command import unknown_variables
 from clients.door.log import JsonLines
 from clients.door.settings import DoorSettings
-from tests.clients.fake_triton import FakeTriton
+from tests.clients.fake_triton import FakeTriton, serve
 from tests.door.doors import RunningDoor, running, wait_for
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -33,6 +33,16 @@ def test_health_follows_the_models(door: RunningDoor, triton: FakeTriton) -> Non
     wait_for(lambda: door.get("/health").status == 503)
     assert door.get("/health").json["models"]["encode"] is False
     assert door.metric("door_model_ready", model="encode") == 0
+
+
+def test_several_servers_behind_one_address_are_called_in_turn() -> None:
+    with serve() as one, serve() as other:
+        servers = ",".join(fake.url for fake in (one, other))
+        with running(f"ipv4:///{servers}", models="encode") as door:
+            wait_for(lambda: door.embed().status == 200 and one.seen and other.seen)
+            before = len(one.seen), len(other.seen)
+            assert [door.embed().status for _ in range(10)] == [200] * 10
+            assert (len(one.seen) - before[0], len(other.seen) - before[1]) == (5, 5)
 
 
 def test_models_are_those_the_server_has_loaded_when_none_are_named(triton: FakeTriton) -> None:

@@ -13,17 +13,24 @@ QUERY = "the far moon"
 DOCUMENTS = ["nothing here", "the moon", "the far moon"]
 
 
-@pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank", "/rerank"])
-def test_rerank_answers_in_coheres_form(door: RunningDoor, path: str) -> None:
+def test_rerank_answers_in_infinitys_form_and_in_coheres(door: RunningDoor) -> None:
     body = {"model": "encode_rerank", "query": QUERY, "documents": DOCUMENTS, "top_n": 2, "return_documents": True}
-    reply = door.post(path, body)
-    answer = reply.json
-    assert reply.status == 200
-    assert [one["index"] for one in answer["results"]] == [2, 1]
-    assert [one["relevance_score"] for one in answer["results"]] == pytest.approx([3 / 4, 2 / 3])
-    assert [one["document"] for one in answer["results"]] == [{"text": DOCUMENTS[2]}, {"text": DOCUMENTS[1]}]
-    assert answer["usage"] == {"prompt_tokens": 3 * len(QUERY), "total_tokens": 3 * len(QUERY)}
-    assert answer["model"] == "encode_rerank"
+    for path, objects in (("/v1/rerank", False), ("/rerank", False), ("/v2/rerank", True)):
+        reply = door.post(path, body)
+        answer = reply.json
+        assert reply.status == 200
+        assert [one["index"] for one in answer["results"]] == [2, 1]
+        assert [one["relevance_score"] for one in answer["results"]] == pytest.approx([3 / 4, 2 / 3])
+        shown = [{"text": text} if objects else text for text in (DOCUMENTS[2], DOCUMENTS[1])]
+        assert [one["document"] for one in answer["results"]] == shown
+        assert answer["usage"] == {"prompt_tokens": 3 * len(QUERY), "total_tokens": 3 * len(QUERY)}
+        assert (answer["model"], answer["object"]) == ("encode_rerank", "rerank")
+
+
+def test_model_need_not_be_named_by_infinitys_client(door: RunningDoor) -> None:
+    body = {"model": "default/not-specified", "query": QUERY, "documents": DOCUMENTS}
+    assert door.post("/v1/rerank", body).json["model"] == "encode_rerank"
+    assert door.post("/v1/classify", {"model": body["model"], "input": ["a"]}).json["model"] == "encode_topics"
 
 
 def test_documents_may_be_objects_and_are_not_given_back_unasked(door: RunningDoor) -> None:
@@ -33,19 +40,20 @@ def test_documents_may_be_objects_and_are_not_given_back_unasked(door: RunningDo
     assert all(set(one) == {"index", "relevance_score"} for one in results)
 
 
-@pytest.mark.parametrize(
-    ("extra", "truncate"),
-    [({}, "error"), ({"truncate": True}, "end"), ({"truncate": True, "truncation_direction": "Left"}, "start")],
-)
-def test_rerank_answers_in_teis_form(
-    door: RunningDoor, triton: FakeTriton, extra: dict[str, Any], truncate: str
-) -> None:
-    answer = door.post("/rerank", {"query": QUERY, "texts": DOCUMENTS, "return_text": True, **extra}).json
-    assert [one["index"] for one in answer] == [2, 1, 0]
-    assert [one["text"] for one in answer] == [DOCUMENTS[2], DOCUMENTS[1], DOCUMENTS[0]]
-    assert answer[0]["score"] == pytest.approx(3 / 4)
-    assert triton.seen[-1].parameters["truncate"] == truncate
-    plain = door.post("/rerank", {"query": QUERY, "texts": DOCUMENTS}).json
+@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank"])
+def test_rerank_answers_in_teis_form(door: RunningDoor, triton: FakeTriton, path: str) -> None:
+    extras: tuple[tuple[dict[str, Any], str], ...] = (
+        ({}, "error"),
+        ({"truncate": True}, "end"),
+        ({"truncate": True, "truncation_direction": "Left"}, "start"),
+    )
+    for extra, truncate in extras:
+        answer = door.post(path, {"query": QUERY, "texts": DOCUMENTS, "return_text": True, **extra}).json
+        assert [one["index"] for one in answer] == [2, 1, 0]
+        assert [one["text"] for one in answer] == [DOCUMENTS[2], DOCUMENTS[1], DOCUMENTS[0]]
+        assert answer[0]["score"] == pytest.approx(3 / 4)
+        assert triton.seen[-1].parameters["truncate"] == truncate
+    plain = door.post(path, {"query": QUERY, "texts": DOCUMENTS}).json
     assert all(set(one) == {"index", "score"} for one in plain)
 
 
@@ -65,15 +73,16 @@ def test_classify_answers_in_vllms_form(door: RunningDoor) -> None:
     ]
 
 
+@pytest.mark.parametrize("path", ["/predict", "/v1/classify", "/classify"])
 def test_predict_answers_in_teis_form_for_a_text_a_pair_and_a_batch_of_both(
-    door: RunningDoor, triton: FakeTriton
+    door: RunningDoor, triton: FakeTriton, path: str
 ) -> None:
-    assert door.post("/predict", {"inputs": "How far?"}).json[0]["label"] == "number"
-    assert door.post("/predict", {"inputs": ["Who is it?", "a pair"]}).json[0]["label"] == "person"
+    assert door.post(path, {"inputs": "How far?"}).json[0]["label"] == "number"
+    assert door.post(path, {"inputs": ["Who is it?", "a pair"]}).json[0]["label"] == "person"
     assert (triton.seen[-1].texts, triton.seen[-1].pairs) == ([b"Who is it?"], [b"a pair"])
-    batch = door.post("/predict", {"inputs": [["How far?"], ["Where?", "there"], ["Who?"]]}).json
+    batch = door.post(path, {"inputs": [["How far?"], ["Where?", "there"], ["Who?"]]}).json
     assert [one[0]["label"] for one in batch] == ["number", "place", "person"]
-    assert door.post("/predict", {"inputs": [["How?"]]}).json[0][0]["label"] == "number"
+    assert door.post(path, {"inputs": [["How?"]]}).json[0][0]["label"] == "number"
 
 
 @pytest.mark.parametrize(
@@ -103,6 +112,8 @@ def test_bad_body_is_refused_in_openais_form(
         ("/rerank", {"query": "a"}),
         ("/rerank", {"query": "a", "texts": []}),
         ("/rerank", {"query": "a", "texts": ["a"], "raw_scores": True}),
+        ("/v1/rerank", {"query": "a", "texts": []}),
+        ("/v1/classify", {"inputs": []}),
         ("/predict", {"inputs": []}),
         ("/predict", {"inputs": ["a", "b", "c"]}),
         ("/predict", {"inputs": [["a", "b", "c"]]}),

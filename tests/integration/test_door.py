@@ -1,7 +1,15 @@
-"""The door in front of the real server, called with OpenAI's official client."""
+"""The door in front of the real server, called with OpenAI's official client.
+
+With models of other tasks it is tested in test_tasks.py, overloaded in test_queue.py: their servers are there.
+"""
 
 from __future__ import annotations
 
+import http.client
+import json
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -12,7 +20,10 @@ from tokenizers import Tokenizer
 
 from builders.server import TritonServer
 from clients import EncoderClient
-from tests.door.doors import RunningDoor, running
+from tests.door.doors import RunningDoor, running, wait_for
+from tests.integration.test_readme import DOOR, README, blocks
+from tests.tools.metrics import counter
+from tests.tools.repositories import ROOT
 
 TEXTS = ["How far is the moon?", "384,400 km", "Ünïcode, 月", "", "a [MASK] and 'quotes'"] * 8
 
@@ -70,3 +81,45 @@ def test_queue_timeout_is_503_and_health_is_ready(door: RunningDoor) -> None:
     reply = door.embed(X_Queue_Timeout_Ms="1", X_Priority="interactive")  # the window alone is longer
     assert (reply.status, reply.error["code"]) == (503, "queue_timeout")
     assert door.get("/health").json == {"status": "ready", "models": {"encode": True}}
+
+
+def test_client_that_goes_away_leaves_the_server_nothing_to_do(cpu_server: TritonServer, door: RunningDoor) -> None:
+    def computed() -> float:
+        return counter(cpu_server.metrics_url, "nv_inference_count", model="encode")
+
+    before = computed()
+    connection = http.client.HTTPConnection("127.0.0.1", door.port)
+    body = json.dumps({"input": [f"text {number} " + "word " * 20 for number in range(2048)]})
+    connection.request("POST", "/v1/embeddings", body, {"Content-Type": "application/json"})
+    wait_for(lambda: computed() > before)
+    connection.close()
+    wait_for(lambda: door.metric("door_requests_total", status="499") == 1)
+    seen = [computed()]
+    while len(seen) < 2 or seen[-1] > seen[-2]:  # until nothing is left to compute
+        time.sleep(0.5)
+        seen.append(computed())
+    assert seen[-1] - before < 1024, "of 64 requests eight are under way at once, and the others were never sent"
+    assert door.embed().status == 200
+
+
+# What the pages show
+
+PAGES = {"README.md": README, "docs/door.md": (ROOT / "docs" / "door.md").read_text(encoding="utf-8")}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_python_example_runs(door: RunningDoor, page: str) -> None:
+    (code,) = blocks("python", of_door=True, page=PAGES[page])
+    code = code.replace(f"http://{DOOR}", door.url)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "(2, 384) 15\n"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_curl_example_runs(door: RunningDoor, page: str) -> None:
+    (code,) = [block for block in blocks("sh", of_door=True, page=PAGES[page]) if block.startswith("curl")]
+    code = code.replace(f"http://{DOOR}", door.url)
+    done = subprocess.run(code, shell=True, capture_output=True, text=True, timeout=60)  # noqa: S602 - the page's own
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["usage"]["total_tokens"] == 15

@@ -1,0 +1,1 @@
+"""Containers, monitoring, orchestration: the files themselves, and their commands run without a container engine."""
