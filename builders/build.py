@@ -19,6 +19,7 @@ from typing import Any
 from builders.bucket import BucketPlan
 from builders.calibration import Calibration
 from builders.engine import Engines, Work, make_engines, target_of
+from builders.ensembles import ensemble_lengths
 from builders.errors import ExportError, PublishError
 from builders.graph import Recipe, recipe_for
 from builders.graph_file import sha256_of_graph
@@ -26,7 +27,7 @@ from builders.judge import calibration_of, datasets
 from builders.lock import repository_lock
 from builders.machine import this_machine
 from builders.manifest import Manifest, built_buckets, output_of, published_versions, requests_of, sha256_of
-from builders.names import entry_model, make_command
+from builders.names import entry_model, is_ensemble, make_command
 from builders.publish import SERVING, VersionParts, find_version, publish_version, sweep
 from builders.render import bucket_plan, render_repository, write_configs
 from builders.settings import DeploySettings
@@ -114,6 +115,11 @@ class BuildResult:
     def entry_model(self) -> str:
         """The Triton model that clients call."""
         return entry_model(self.name)
+
+    @property
+    def called_models(self) -> tuple[str, ...]:
+        """All Triton models that clients call: the entry and the ensembles."""
+        return (*(model for model in self.models if is_ensemble(model)), self.entry_model)
 
 
 def build(
@@ -240,6 +246,7 @@ def _manifest(
         "positions": plan.positions,
         "pad_id": source.pad_id,
         "buckets": built_buckets(plan.buckets),
+        "ensembles": ensemble_lengths(settings, source.task, plan),
         "gate": _gate_facts(settings, options, data),
         "calibration": texts.facts if texts is not None else {},
     }

@@ -19,12 +19,13 @@ from builders.contract import TEXT, TEXT_PAIR, Contract
 from builders.control import ModelControl
 from builders.errors import AnswerError, ControlError
 from builders.manifest import Manifest
+from builders.names import is_ensemble
 from builders.render import facts_of_manifest, render_versions, stale_configs, write_config
 from builders.settings import DeploySettings
 
 _PROBE = "Is this version ready to answer?"
 #: What the entry answers in words instead of the lanes' numbers, by task.
-_SPOKEN: Mapping[str, str] = MappingProxyType({"tagging": "ENTITIES", "answering": "ANSWERS"})
+SPOKEN: Mapping[str, str] = MappingProxyType({"tagging": "ENTITIES", "answering": "ANSWERS"})
 
 
 @dataclass
@@ -60,19 +61,25 @@ class VersionChange:
         for bucket in manifest.buckets:
             yield manifest.lane_model(bucket.length), bucket.length
 
+    def steps(self, version: int) -> Iterator[str]:
+        """Models that a version's entry or one of its ensembles calls: lanes, and the ensembles' own steps."""
+        yield from (model for model, _ in self.lanes(version))
+        for tokenize, queued, _ in self.manifests[version].steps_of_ensembles:
+            yield from (tokenize, queued)
+
     def versions_of(self, model: str) -> tuple[int, ...]:
-        """Versions of this change that have this lane."""
-        return tuple(sorted(v for v in self.manifests if model in dict(self.lanes(v))))
+        """Versions of this change that have this lane or step."""
+        return tuple(sorted(v for v in self.manifests if model in self.steps(v)))
 
     def lanes_ready(self, version: int) -> bool:
-        """Whether every lane of a version is loaded."""
+        """Whether everything that a version calls is loaded."""
         index = self.control.index() if self.control else {}
-        return all(version in index.get(model, ()) for model, _ in self.lanes(version))
+        return all(version in index.get(model, ()) for model in self.steps(version))
 
     def load_lanes(self) -> bool:
         """Lanes of all versions of this change, loaded, warmed and asked once; whether anything was loaded."""
-        configs = self.configs(max(self.manifests))
-        configs.pop(self.settings.entry_model)
+        entry, configs = self.settings.entry_model, self.configs(max(self.manifests))
+        configs = {model: text for model, text in configs.items() if model != entry and not is_ensemble(model)}
         index = self.control.index() if self.control else {}
         loaded = False
         for number, (model, text) in enumerate(configs.items(), start=1):
@@ -86,20 +93,21 @@ class VersionChange:
         if self.control:
             for version, manifest in self.manifests.items():
                 contract = _contract(manifest)
-                for model, length in self.lanes(version):
+                queued = [(model, length) for _, model, length in manifest.steps_of_ensembles]
+                for model, length in (*self.lanes(version), *queued):
                     answer = self.control.ask_lane(model, version, contract.widths(length), contract.output)
                     _check_numbers(answer, [1, *contract.dims(length)], model, version)
         return loaded
 
     def switch(self, version: int) -> float:
-        """Change the entry over to `version` and ask it; returns the seconds."""
-        began = time.monotonic()
-        entry = self.settings.entry_model
-        self._write(entry, self.configs(version)[entry])
-        if self.control:
-            self.progress(f"loading {entry}, version {version}")
-            self._load(entry, (version,))
-            self._ask_entry(entry, version)
+        """Change the entry, then its ensembles, over to `version` and ask them; returns the seconds."""
+        began, configs = time.monotonic(), self.configs(version)
+        for model in (self.settings.entry_model, *self.manifests[version].ensemble_models):
+            self._write(model, configs[model])
+            if self.control:
+                self.progress(f"loading {model}, version {version}")
+                self._load(model, (version,))
+                self._ask_entry(model, version)
         return time.monotonic() - began
 
     def _ask_entry(self, entry: str, version: int) -> None:
@@ -108,7 +116,7 @@ class VersionChange:
             return
         manifest = self.manifests[version]
         texts = {TEXT: _PROBE} if manifest.requests.pair != "required" else {TEXT: _PROBE, TEXT_PAIR: _PROBE}
-        spoken = _SPOKEN.get(manifest.task)
+        spoken = SPOKEN.get(manifest.task)
         answer = self.control.ask_entry(entry, version, texts, spoken or manifest.output.name)
         if spoken is None:
             _check_numbers(answer, [1, manifest.output.size], entry, version)
@@ -122,14 +130,26 @@ class VersionChange:
             if model != self.settings.entry_model and self._write(model, text) and self.control:
                 self.control.load(model)
 
+    def drop_ensembles(self, served: int) -> None:
+        """Unload the ensembles that `served` has not, which would answer with another version than the entry."""
+        kept = self.manifests[served].ensemble_models
+        for path in stale_configs(self.repository, set(kept), self.settings.name):
+            if is_ensemble(path.parent.name):
+                self.progress(f"unloading {path.parent.name}: version {served} has no such ensemble")
+                self._drop(path)
+
     def drop_unused(self) -> None:
-        """Unload the lanes that no version of this change has, and remove their configurations."""
-        kept = {model for version in self.manifests for model, _ in self.lanes(version)}
+        """Unload the lanes and steps that no version of this change has, and remove their configurations."""
+        kept = {model for version in self.manifests for model in self.steps(version)}
+        kept.update(model for manifest in self.manifests.values() for model in manifest.ensemble_models)
         for path in stale_configs(self.repository, kept, self.settings.name):
             self.progress(f"unloading {path.parent.name}")
-            if self.control:
-                self.control.unload(path.parent.name)
-            path.unlink()
+            self._drop(path)
+
+    def _drop(self, path: Path) -> None:
+        if self.control:
+            self.control.unload(path.parent.name)
+        path.unlink()
 
     @contextmanager
     def put_back_on_failure(self) -> Iterator[None]:
@@ -138,13 +158,17 @@ class VersionChange:
             yield
         except BaseException as error:
             self.progress("it failed: what was served is put back")
-            for problem in self._put_back():
+            for problem in self.put_back():
                 error.add_note(problem)
                 self.progress(problem)
             raise
 
-    def _put_back(self) -> Iterator[str]:
-        """The entry first, while all lanes are loaded; yields what could not be done."""
+    def put_back(self) -> Iterator[str]:
+        """Everything as it was before this change, the entry first, while all lanes are loaded.
+
+        Yields:
+            What could not be done.
+        """
         for model in reversed(self.touched):
             text, path = self.before[model], self.repository / model / "config.pbtxt"
             try:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from builders.bench.command import bench
+from builders.candidate_command import canary
 from builders.command_options import (
     CPU,
     PRODUCTION,
@@ -32,14 +33,35 @@ from builders.command_options import (
     cache_folder,
     chosen_models,
     console,
-    control_key,
     say,
     tell_change,
 )
 from builders.errors import BuilderError
 from builders.model_commands import check, matrix
 from builders.names import make_command
+from builders.serve_options import (
+    CanaryDeadline,
+    CanaryEvery,
+    Events,
+    HealthPort,
+    ServeLogFormat,
+    ServerKey,
+    TlsCa,
+    TlsCert,
+    TlsClientCa,
+    TlsClientCert,
+    TlsClientKey,
+    TlsKey,
+    TraceRate,
+    TracesUrl,
+    access_of,
+    key_for,
+    supervision_of,
+    tls_of,
+    traces_of,
+)
 from builders.settings import DeploySettings, load_settings
+from builders.supervise import supervise
 from builders.tune.command import tune
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="rich", help=__doc__)
@@ -47,6 +69,8 @@ app.command()(bench)
 app.command()(tune)
 app.command()(check)
 app.command()(matrix)
+app.command()(supervise)
+app.command()(canary)
 
 
 @app.command()
@@ -168,12 +192,24 @@ def serve(
     ] = None,
     host: Annotated[str, typer.Option(envvar="HOST", help="Address to listen on.")] = "127.0.0.1",
     log: Annotated[Path | None, typer.Option(help="File for the server's whole log; default: a temporary one.")] = None,
+    key: ServerKey = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_client_ca: TlsClientCa = None,
+    health_port: HealthPort = None,
+    canary_every: CanaryEvery = 10.0,
+    canary_deadline: CanaryDeadline = 30.0,
+    events: Events = None,
+    log_format: ServeLogFormat = "text",
+    traces_url: TracesUrl = None,
+    trace_rate: TraceRate = 0,
 ) -> None:
     """Build what is missing, start tritonserver with all models (or one), stop it on Ctrl-C."""
     from builders.ports import Ports
     from builders.serve import serve as run
     from builders.versions import record_start
 
+    traces = traces_of(traces_url, trace_rate)
     given = {"http": http_port, "grpc": grpc_port, "metrics": metrics_port}
     ports = replace(Ports.from_environment(), **{name: port for name, port in given.items() if port is not None})
     built = build_for_start(config, model, cache)
@@ -182,15 +218,22 @@ def serve(
         for result in built:
             record_start(result.repository, result.name)
 
-    code = run(
-        built[0].repository,
-        [triton for result in built for triton in result.models],
-        ports,
-        host,
-        log_path=log,
-        drain_models=[result.entry_model for result in built],
-        on_ready=record,
-    )
+    with access_of(built[0].repository, key, tls_cert, tls_key, tls_client_ca) as access:
+        code = run(
+            built[0].repository,
+            [triton for result in built for triton in result.models],
+            ports,
+            host,
+            log_path=log,
+            drain_models=[triton for result in built for triton in result.called_models],
+            on_ready=record,
+            access=access,
+            supervision=supervision_of(canary_every, canary_deadline),
+            health_port=health_port,
+            events_path=events,
+            as_json=log_format == "json",
+            traces=traces,
+        )
     raise typer.Exit(code)
 
 
@@ -205,14 +248,18 @@ def promote(
     drop_old: Annotated[
         bool, typer.Option("--drop-old", help="Unload the old version's lanes: saves memory, slows a rollback down.")
     ] = False,
+    tls_ca: TlsCa = None,
+    tls_client_cert: TlsClientCert = None,
+    tls_client_key: TlsClientKey = None,
 ) -> None:
     """Let a published version answer instead of the served one, without a lost request."""
     from builders.versions import promote as run
 
-    settings, secret = load_settings(config, model), control_key(key)
+    settings, tls = load_settings(config, model), tls_of(tls_ca, tls_client_cert, tls_client_key)
+    secret = key_for(settings.repository, key)
     target = None if offline else url
     with about(settings) as tell:
-        done = run(settings.repository, settings, version, target, tell, key=secret, keep_old=not drop_old)
+        done = run(settings.repository, settings, version, target, tell, key=secret, tls=tls, keep_old=not drop_old)
         tell_change(done, offline, tell)
 
 
@@ -223,19 +270,24 @@ def rollback(
     url: Url = "127.0.0.1:8001",
     key: Key = None,
     offline: Offline = False,
+    tls_ca: TlsCa = None,
+    tls_client_cert: TlsClientCert = None,
+    tls_client_key: TlsClientKey = None,
 ) -> None:
     """Let the version answer again that answered before the last promote."""
     from builders.versions import rollback as run
 
-    settings, secret = load_settings(config, model), control_key(key)
+    settings, tls = load_settings(config, model), tls_of(tls_ca, tls_client_cert, tls_client_key)
+    secret = key_for(settings.repository, key)
     with about(settings) as tell:
-        tell_change(run(settings.repository, settings, None if offline else url, tell, key=secret), offline, tell)
+        done = run(settings.repository, settings, None if offline else url, tell, key=secret, tls=tls)
+        tell_change(done, offline, tell)
 
 
 @app.command()
 def versions(config: Config = CPU, model: ModelName = None) -> None:
     """List the published versions, what they were made from and which one is served."""
-    from builders.version_table import version_table
+    from builders.version_table import latency_table, version_table
     from builders.versions import list_versions
 
     screen, found = Console(highlight=False), False
@@ -250,6 +302,10 @@ def versions(config: Config = CPU, model: ModelName = None) -> None:
         if settings.name:
             screen.print(f"[bold]{settings.name}[/] ({settings.entry_model})")
         screen.print(version_table(rows))
+        times = latency_table(rows)
+        if times is not None:
+            screen.print()
+            screen.print(times)
         for row in rows:
             if row.problem:
                 screen.print(f"[red]version {row.version}:[/] {escape(row.problem)}", soft_wrap=True)

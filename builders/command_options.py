@@ -119,9 +119,9 @@ def build_for_start(config: Path, name: str | None, cache: Path | None) -> list[
 
     models = chosen_models(config, name)
     results = build_all(models, config, cache)
-    for settings in models:
+    for settings, result in zip(models, results, strict=True):
         with about(settings):
-            check_served(settings.repository, name=settings.name)
+            check_served(settings.repository, name=settings.name, whole=(result.version,))
     return results
 
 

@@ -12,6 +12,7 @@ import tritonclient.grpc as triton
 from numpy.typing import NDArray
 from tritonclient.utils import InferenceServerException
 
+from builders.access import ClientTls
 from builders.errors import AnswerError, ControlError, LoadError, RestrictedError, UnreachableError
 
 #: Triton's own prefix for the keys of `--grpc-restricted-protocol`.
@@ -32,18 +33,26 @@ class ModelControl:
         url: the server's gRPC address, host and port.
         key: name and value where the server restricts the API
             (`--grpc-restricted-protocol=model-repository:NAME=VALUE`).
+        tls: what a server with TLS is checked against; None speaks without.
         load_timeout_s: the longest load, warm-up included, seconds.
         timeout_s: the longest other call, seconds.
     """
 
     def __init__(
-        self, url: str, *, key: tuple[str, str] | None = None, load_timeout_s: float = 600.0, timeout_s: float = 10.0
+        self,
+        url: str,
+        *,
+        key: tuple[str, str] | None = None,
+        tls: ClientTls | None = None,
+        load_timeout_s: float = 600.0,
+        timeout_s: float = 10.0,
     ) -> None:
         """Nothing is sent yet."""
         self.url = url
         self._headers = {f"{_KEY_PREFIX}{key[0]}": key[1]} if key else None
         self._load_timeout_s, self._timeout_s = load_timeout_s, timeout_s
-        self._client = triton.InferenceServerClient(url)
+        files = tls.files() if tls else {}
+        self._client = triton.InferenceServerClient(url, ssl=tls is not None, **files)
 
     def __enter__(self) -> Self:
         """The client itself."""
@@ -151,7 +160,9 @@ class ModelControl:
             inputs.append(tensor)
         return self._ask(model, version, inputs, output, {})
 
-    def ask_entry(self, model: str, version: int, texts: Mapping[str, str], output: str) -> NDArray[Any]:
+    def ask_entry(
+        self, model: str, version: int, texts: Mapping[str, str], output: str, request_id: str = ""
+    ) -> NDArray[Any]:
         """Ask one version of the entry for one row, ahead of all background work.
 
         Args:
@@ -159,6 +170,7 @@ class ModelControl:
             version: which one.
             texts: name of each input (`TEXT`, `TEXT_PAIR`) -> its text.
             output: name of the output that is returned, with its batch axis.
+            request_id: decides who answers during a trial (`place_of`).
 
         Raises:
             AnswerError: it answers with an error.
@@ -168,7 +180,7 @@ class ModelControl:
             tensor = triton.InferInput(name, [1, 1], "BYTES")
             tensor.set_data_from_numpy(np.array([[text.encode()]], dtype=np.object_))
             inputs.append(tensor)
-        return self._ask(model, version, inputs, output, {"priority": 1})
+        return self._ask(model, version, inputs, output, {"priority": 1, "request_id": request_id})
 
     def _ask(
         self, model: str, version: int, inputs: list[Any], output: str, options: dict[str, Any], wait_s: float = 30.0

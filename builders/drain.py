@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 import threading
 import time
 import urllib.parse
 from collections.abc import Sequence
 from typing import Any
 
+from builders.errors import ControlError
+from builders.http_api import HttpApi
+
 _POLL_S = 0.1
 
 
-def drain(host: str, port: int, models: Sequence[str], timeout_s: float, ended: threading.Event) -> bool:
+def drain(api: HttpApi, models: Sequence[str], timeout_s: float, ended: threading.Event) -> bool:
     """Unload models and wait until they have answered all that they had accepted; new requests are refused meanwhile.
 
     On a signal alone Triton 2.51 refuses the calls of one model to another as soon as no request waits in a queue,
@@ -21,8 +22,7 @@ def drain(host: str, port: int, models: Sequence[str], timeout_s: float, ended: 
     that it calls are still there.
 
     Args:
-        host: the server's address.
-        port: its HTTP port.
+        api: the server's, with the key of the model control API where that is restricted.
         models: the models that clients call; they finish side by side.
         timeout_s: how long to wait for all of them, seconds.
         ended: set when the server has ended by itself.
@@ -31,12 +31,10 @@ def drain(host: str, port: int, models: Sequence[str], timeout_s: float, ended: 
         True when all are unloaded; False when one is not in time, or the server refuses to unload one.
     """
     until = time.monotonic() + timeout_s
-    asked = [
-        _post(host, port, f"/v2/repository/models/{urllib.parse.quote(model, safe='')}/unload") for model in models
-    ]
+    asked = [_post(api, f"/v2/repository/models/{urllib.parse.quote(model, safe='')}/unload") for model in models]
     waiting = {model for model, answer in zip(models, asked, strict=True) if answer is not None}
     while time.monotonic() < until and not ended.is_set():
-        index = _post(host, port, "/v2/repository/index")
+        index = _post(api, "/v2/repository/index")
         if index is None:
             return False
         if not any(entry.get("name") in waiting and entry.get("state") in ("READY", "UNLOADING") for entry in index):
@@ -45,15 +43,10 @@ def drain(host: str, port: int, models: Sequence[str], timeout_s: float, ended: 
     return False
 
 
-def _post(host: str, port: int, path: str) -> Any:
-    """The JSON answer (an empty list for an empty one), or None for anything but success."""
-    connection = http.client.HTTPConnection(host, port, timeout=10.0)
+def _post(api: HttpApi, path: str) -> Any:
+    """The JSON answer, or None for anything but success."""
     try:
-        connection.request("POST", path, body=b"{}", headers={"Content-Type": "application/json"})
-        answer = connection.getresponse()
-        body = answer.read()
-        return (json.loads(body) if body.strip() else []) if answer.status == 200 else None
-    except (OSError, ValueError, http.client.HTTPException):
+        status, answer = api.ask("POST", path)
+    except (ControlError, TimeoutError):
         return None
-    finally:
-        connection.close()
+    return answer if status == 200 else None

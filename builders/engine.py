@@ -17,8 +17,9 @@ from builders.errors import CompileError
 from builders.graph import MadeGraph, Recipe, make_graph, runner_of
 from builders.graph_file import check_contract, graph_bytes, load_graph, save_graph, sha256_of_graph
 from builders.judge import accuracy_rows, calibrated, make_gate
+from builders.latency import measure_graph, measure_plans
 from builders.machine import this_machine
-from builders.manifest import BuiltBucket
+from builders.manifest import BuiltBucket, Latency
 from builders.settings import DeploySettings
 from builders.source import EncoderSource
 from builders.tensorrt.adapter import ProfileShape, TensorRT, open_tensorrt
@@ -164,6 +165,9 @@ def make_engines(
         facts["products"] = tuple(asdict(product) for product in made.precision.products)
     files: Path | Mapping[str, Path] = graph
     listings: dict[str, Any] = {}
+    if options.gate:
+        progress("timing every bucket")
+        facts["latency"] = _latency(settings, source, plan, graph, compiled)
     if compiled is not None:
         files = plan_files(plan, compiled)
         memory = {settings.lane_model(row.bucket): row.activation_bytes for row in profile_rows(compiled)}
@@ -173,6 +177,15 @@ def make_engines(
             progress(f"  {line}")
     report = _build_report(source, recipe, exported, graph, made, judged, compiled)
     return Engines(tokenizer, files, facts, report, work.reports, listings)
+
+
+def _latency(
+    settings: DeploySettings, source: EncoderSource, plan: BucketPlan, graph: Path, compiled: CompileReport | None
+) -> Latency:
+    """What is published, timed on this machine."""
+    if compiled is None:
+        return measure_graph(graph, settings, plan, source.task.contract)
+    return measure_plans(_plans(plan, compiled), plan, source.task.contract, str(this_machine()))
 
 
 def make_tokenizer(source: EncoderSource, cache: Path) -> Path:
@@ -239,11 +252,14 @@ def _judge_plans(
 ) -> GateReport | None:
     if gate is None:
         return None
-    files, buckets = plan_files(plan, compiled), plan_buckets_of(plan, compiled)
-    with PlanRunner(
-        {b.length: (files[part.model], b.index) for part, b in zip(plan.buckets, buckets, strict=True)}
-    ) as runner:
+    with PlanRunner(_plans(plan, compiled)) as runner:
         return _judge(gate, runner, recipe, "the plan", progress)
+
+
+def _plans(plan: BucketPlan, compiled: CompileReport) -> dict[int, tuple[Path, int]]:
+    """Bucket length -> plan file and number of the bucket's profile in it."""
+    files, buckets = plan_files(plan, compiled), plan_buckets_of(plan, compiled)
+    return {b.length: (files[part.model], b.index) for part, b in zip(plan.buckets, buckets, strict=True)}
 
 
 def _compile(settings: DeploySettings, plan: BucketPlan, graph: Path, work: Work, progress: Progress) -> CompileReport:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from builders.bucket import Bucket
 from builders.errors import SettingsError
 
 if TYPE_CHECKING:
     from builders.render import VersionFacts
-    from builders.settings import DeploySettings
+    from builders.settings import DeploySettings, EntrySettings
 
 
 def entry_parameters(settings: DeploySettings, facts: VersionFacts) -> dict[str, str]:
@@ -45,6 +45,9 @@ def entry_parameters(settings: DeploySettings, facts: VersionFacts) -> dict[str,
         "late_bound": settings.lanes.short.late_bound,
         "long_workers": settings.lanes.long.workers,
         "long_bound": settings.lanes.long.bound,
+        "long_background_every": settings.lanes.long.background_every,
+        "timeouts_ms": {"interactive": entry.interactive.timeout_ms, "background": entry.background.timeout_ms},
+        "degrade": _degrade(entry),
         "buckets": [
             {"length": b.length, "model": b.model, "batch": b.batch, "answer": _answer(b)} for b in plan.buckets
         ],
@@ -75,6 +78,21 @@ def _overlap(wanted: int | None, max_tokens: int) -> int:
             limit=f"at most {most} with {max_tokens} tokens a window", remedy="lower model.overlap",
         )  # fmt: skip
     return wanted
+
+
+def _degrade(entry: EntrySettings) -> dict[str, Any] | None:
+    """When batches are small; None: never."""
+    degrade = entry.degrade
+    if not degrade.enabled:
+        return None
+    return {
+        "above": degrade.above,
+        "below": degrade.below,
+        "batch": degrade.batch,
+        "metrics_url": degrade.metrics_url,
+        # Each process looks for itself; together they ask Triton about ten times a second.
+        "interval_s": round(min(0.5, max(0.1, 0.1 * entry.processes)), 3),
+    }
 
 
 def _answer(bucket: Bucket) -> str:

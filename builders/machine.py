@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import platform
 import shutil
 import subprocess
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 from builders.manifest import Machine
 
@@ -17,6 +19,16 @@ def this_machine() -> Machine:
     """Ask the driver and the TensorRT library; what is not there is None. Nothing is imported or set up on the GPU."""
     gpu, capability = _gpu()
     return Machine(gpu=gpu, compute_capability=capability, tensorrt=_tensorrt())
+
+
+def processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """The processor, as the kernel names it."""
+    try:
+        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
 
 
 def _gpu() -> tuple[str | None, str | None]:

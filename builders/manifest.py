@@ -13,7 +13,16 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from builders.bucket import Bucket
 from builders.errors import ManifestError
 from builders.names import ENTRY as ENTRY
-from builders.names import entry_model, lane_model, make_command, of_model, own_file
+from builders.names import (
+    ensemble_model,
+    entry_model,
+    lane_model,
+    make_command,
+    of_model,
+    own_file,
+    queued_model,
+    tokenize_model,
+)
 from builders.tasks import Pair, Task, TaskFacts
 
 MANIFEST = "manifest.json"
@@ -111,6 +120,28 @@ class Accuracy(Facts):
     """The largest loss that passes."""
 
 
+class BucketTime(Facts):
+    """What a bucket takes with texts that fill it."""
+
+    length: int
+    """Tokens of each text."""
+    batch: int
+    """Largest batch, texts."""
+    one_ms: float
+    """One text, milliseconds."""
+    batch_ms: float | None = None
+    """A full batch, milliseconds; none where the bucket takes single texts, or it would have taken too long."""
+
+
+class Latency(Facts):
+    """What the engines take, measured when they were built."""
+
+    how: str
+    """What was run and where; the median of a few runs."""
+    buckets: tuple[BucketTime, ...]
+    """The buckets, rising."""
+
+
 class Manifest(Facts):
     """Everything that is known of a version; written once, never changed."""
 
@@ -136,6 +167,8 @@ class Manifest(Facts):
     """Fusion and precision steps, in their order."""
     buckets: tuple[BuiltBucket, ...] = Field(min_length=1)
     """The buckets, rising."""
+    ensembles: tuple[int, ...] = ()
+    """Lengths of the buckets that have a declarative ensemble, rising."""
     max_tokens: int = Field(ge=1)
     """Longest text, tokens; a longer one is cut."""
     positions: int = Field(ge=1)
@@ -148,6 +181,8 @@ class Manifest(Facts):
     """Activation memory by bucket model, bytes."""
     accuracy: tuple[Accuracy, ...] = ()
     """The accuracy table."""
+    latency: Latency | None = None
+    """What its engines take; none where the build left it out."""
     gate: dict[str, Any] = {}
     """What the accuracy gate judged with: data and limit; empty when it was left out."""
     calibration: dict[str, Any] = {}
@@ -170,6 +205,18 @@ class Manifest(Facts):
     """Hash of tokenizer.json; filled in by publish."""
     files: tuple[PublishedFile, ...] = ()
     """Engine files of the lanes; filled in by publish."""
+
+    @property
+    def steps_of_ensembles(self) -> tuple[tuple[str, str, int], ...]:
+        """For each ensemble its two steps, the tokenising one and the queued lane, and its length."""
+        return tuple(
+            (tokenize_model(self.name, length), queued_model(self.name, length), length) for length in self.ensembles
+        )
+
+    @property
+    def ensemble_models(self) -> tuple[str, ...]:
+        """Names of the ensembles."""
+        return tuple(ensemble_model(self.name, length) for length in self.ensembles)
 
     @property
     def entry_model(self) -> str:
@@ -262,14 +309,21 @@ def check_complete(repository: Path, version: int, manifest: Manifest, *, hashes
         ManifestError: naming the first file that is missing or differs.
     """
     entry = manifest.entry_model
-    models = (entry, *(manifest.lane_model(bucket.length) for bucket in manifest.buckets))
-    # A lane of Triton's own TensorRT backend is its plan alone.
-    for model in models if manifest.engine != "tensorrt" else (entry,):
+    tokenizing = (entry, *(tokenize for tokenize, _, _ in manifest.steps_of_ensembles))
+    lanes = [manifest.lane_model(bucket.length) for bucket in manifest.buckets]
+    lanes += [queued for _, queued, _ in manifest.steps_of_ensembles]
+    for model in manifest.ensemble_models:
+        if not (repository / model / str(version)).is_dir():
+            raise _incomplete(repository, version, f"{model}/{version} is missing")
+    # Beside a plan, too: which backend runs it is a setting.
+    for model in (*tokenizing, *lanes):
         if not (repository / model / str(version) / "model.py").is_file():
             raise _incomplete(repository, version, f"{model}/{version}/model.py is missing")
     seen: dict[tuple[int, int], str] = {}
-    tokenizer = PublishedFile(path=f"{entry}/tokenizer.json", sha256=manifest.tokenizer_sha256, bytes=0)
-    for file in (tokenizer, *manifest.files):
+    tokenizers = (
+        PublishedFile(path=f"{model}/tokenizer.json", sha256=manifest.tokenizer_sha256, bytes=0) for model in tokenizing
+    )
+    for file in (*tokenizers, *manifest.files):
         model, _, name = file.path.partition("/")
         path = repository / model / str(version) / name
         if not path.is_file():

@@ -20,6 +20,11 @@ def entry_model(name: str) -> str:
     return f"{ENTRY}_{name}" if name else ENTRY
 
 
+def model_name(entry: str) -> str:
+    """The name of the model of an entry; empty where it is the only one."""
+    return entry.removeprefix(ENTRY).removeprefix("_")
+
+
 def lane_model(name: str, length: int) -> str:
     """The Triton model of a bucket of `length` tokens."""
     return f"{_lanes(name)}{length}"
@@ -33,6 +38,50 @@ def is_entry(model: str) -> bool:
 def is_lane(model: str, name: str) -> bool:
     """Whether a Triton model is a lane of the model `name`, and of no other."""
     return model.startswith(_lanes(name)) and re.fullmatch("[0-9]+", model.removeprefix(_lanes(name))) is not None
+
+
+def is_any_lane(model: str) -> bool:
+    """Whether a Triton model is a lane of some model."""
+    return re.fullmatch(f"encoder_({NAME}_)?[0-9]+", model) is not None
+
+
+def ensemble_model(name: str, length: int) -> str:
+    """The ensemble of a bucket, which clients that know their lengths call: `ensemble_<length>`."""
+    return f"ensemble_{name}_{length}" if name else f"ensemble_{length}"
+
+
+def tokenize_model(name: str, length: int) -> str:
+    """The first step of an ensemble: `tokenize_<length>`."""
+    return f"tokenize_{name}_{length}" if name else f"tokenize_{length}"
+
+
+def queued_model(name: str, length: int) -> str:
+    """The second step of an ensemble, a lane with a queue of its own: `encoder_<length>_queued`."""
+    return f"{lane_model(name, length)}_queued"
+
+
+def is_ensemble(model: str) -> bool:
+    """Whether a Triton model is the ensemble of some model."""
+    return re.fullmatch(f"ensemble_({NAME}_)?[0-9]+", model) is not None
+
+
+def is_of_ensemble(model: str, name: str) -> bool:
+    """Whether a Triton model is an ensemble of the model `name`, or a step of one, and of no other model."""
+    own = f"{name}_" if name else ""
+    return re.fullmatch(f"(ensemble|tokenize)_{own}[0-9]+|encoder_{own}[0-9]+_queued", model) is not None
+
+
+def is_of_any_ensemble(model: str) -> bool:
+    """Whether a Triton model is an ensemble, or a step of one, of some model."""
+    return re.fullmatch(f"(ensemble|tokenize)_({NAME}_)?[0-9]+|encoder_({NAME}_)?[0-9]+_queued", model) is not None
+
+
+def ensembles_beside(repository: Path, entry: str) -> Iterator[str]:
+    """The ensembles and their steps that have a configuration beside an entry of the same model."""
+    name = model_name(entry)
+    for path in sorted(repository.glob("*/config.pbtxt")):
+        if is_of_ensemble(path.parent.name, name):
+            yield path.parent.name
 
 
 def own_file(name: str, what: str, suffix: str) -> str:

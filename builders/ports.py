@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import socket
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
 
 from builders.errors import ServerError
+
+#: Below Linux's own range (net.ipv4.ip_local_port_range begins at 32768) and above the well-known servers.
+_UNASSIGNED = range(10240, 32768)
+_TRIES = 50
 
 
 @dataclass(frozen=True)
@@ -84,15 +89,34 @@ class Ports:
 def free_ports(host: str = "127.0.0.1") -> Ports:
     """Three different ports that are free now, for tests; each is held open until all are chosen.
 
-    Another process may take one between this call and the server's start: then `check_free` or the server says so.
+    They are none of those that Linux gives to connections and to whoever asks for any port: the server listens only
+    when it has loaded every model, and until then one of these would be taken now and then. Another process may still
+    ask for one by number: then `check_free` or the server says so.
+
+    Raises:
+        ServerError: `host` is no address of this machine, or next to no port is free.
     """
     with ExitStack() as held:
-        numbers = []
-        for _ in range(3):
-            holder = held.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
-            holder.bind((host, 0))
-            numbers.append(int(holder.getsockname()[1]))
-    return Ports(*numbers)
+        return Ports(*(_free_port(host, held) for _ in range(3)))
+
+
+def _free_port(host: str, held: ExitStack) -> int:
+    reason = ""
+    for _ in range(_TRIES):
+        port = _UNASSIGNED.start + secrets.randbelow(len(_UNASSIGNED))
+        holder = held.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+        try:
+            holder.bind((host, port))
+        except OSError as error:
+            reason = str(error.strerror or error)
+        else:
+            return port
+    raise ServerError(
+        f"no free port was found ({reason})",
+        value=host,
+        limit=f"{_TRIES} tries from {_UNASSIGNED.start} to {_UNASSIGNED.stop - 1}",
+        remedy="correct the host, or choose the ports yourself",
+    )
 
 
 def _variable(name: str) -> str:

@@ -1,8 +1,9 @@
 """A version of the model repository: complete, or not there.
 
-Version N is a set, `encode/N` and `encoder_<bucket>/N` for every bucket (with the name of its model behind `encode` and
-`encoder` where there are several; each model has numbers of its own). It is put together in a staging folder on
-the same file system and moved into place folder by folder, `encode/N` last: until then nothing names version N.
+Version N is a set, `encode/N`, `encoder_<bucket>/N` for every bucket, and the ensembles with their steps (with the name
+of its model in their names where there are several; each model has numbers of its own). It is put together in a staging
+folder on the same file system and moved into place folder by folder, `encode/N` last: until then nothing names version
+N.
 A version that is there is never touched again.
 
 The staging folder lies inside `encode`: beside the models Triton would take it for one. As long as it exists, its
@@ -34,7 +35,7 @@ from builders.manifest import (
     sha256_of,
     version_numbers,
 )
-from builders.names import entry_model, is_lane
+from builders.names import entry_model, is_lane, is_of_ensemble
 
 SERVING = Path(builders.serving.__file__).parent
 _STAGING = ".staging-"
@@ -84,7 +85,11 @@ def find_version(repository: Path, fingerprint: str, name: str = "") -> int | No
 
 def next_version(repository: Path, name: str = "") -> int:
     """The next number that no folder of the entry or of any lane of the model `name` has."""
-    own = (path for path in repository.iterdir() if path.name == entry_model(name) or is_lane(path.name, name))
+    own = (
+        path
+        for path in repository.iterdir()
+        if path.name == entry_model(name) or is_lane(path.name, name) or is_of_ensemble(path.name, name)
+    )
     taken = (number for path in own for number in version_numbers(path))
     return max(taken, default=0) + 1
 
@@ -111,6 +116,8 @@ def publish_version(repository: Path, plan: BucketPlan, parts: VersionParts) -> 
         version = next_version(repository, name)
         with _staging(repository / entry, version) as staging:
             models = [bucket.model for bucket in plan.buckets]
+            models += [step for *steps, _ in parts.manifest.steps_of_ensembles for step in steps]
+            models += parts.manifest.ensemble_models
             (staging / _JOURNAL).write_text(json.dumps({"version": version, "lanes": models}), encoding="utf-8")
             _stage(staging, version, plan, parts)
             _sync(staging)
@@ -189,15 +196,22 @@ def _remove_if_empty(folder: Path) -> None:
 
 def _stage(staging: Path, version: int, plan: BucketPlan, parts: VersionParts) -> None:
     """Write every folder of the version below `staging`, the manifest last."""
-    files, hashes = [], _Hashes()
-    for bucket in plan.buckets:
+    files, hashes, manifest = [], _Hashes(), parts.manifest
+    lanes = [(bucket.model, bucket.model, _LANE) for bucket in plan.buckets]
+    for tokenize, queued, length in manifest.steps_of_ensembles:
+        lanes.append((queued, manifest.lane_model(length), _QUEUED))
+        shutil.copyfile(parts.tokenizer, _code(staging, tokenize, version, _TOKENIZE) / "tokenizer.json")
+    for model in manifest.ensemble_models:
+        # Triton wants the folder and nothing in it.
+        (staging / model / str(version)).mkdir(parents=True)
+    for model, of, code in lanes:
         # The code lies beside a plan, too: which backend runs it is a setting and not a property of the version.
-        folder = _code(staging, "lane", bucket.model, version)
-        for name, source in parts.engine_files(bucket.model).items():
+        folder = _code(staging, model, version, code)
+        for name, source in parts.engine_files(of).items():
             _link(source, folder / name)
-            path = f"{bucket.model}/{name}"
+            path = f"{model}/{name}"
             files.append(PublishedFile(path=path, sha256=hashes[source], bytes=source.stat().st_size))
-    folder = _code(staging, "entry", parts.manifest.entry_model, version)
+    folder = _code(staging, manifest.entry_model, version, _ENTRY)
     shutil.copyfile(parts.tokenizer, folder / "tokenizer.json")
     facts = {"files": tuple(files), "tokenizer_sha256": hashes[parts.tokenizer]}
     text = parts.manifest.model_copy(update=facts).model_dump_json(indent=2)
@@ -212,22 +226,39 @@ class _Hashes(dict[Path, str]):
         return self[path]
 
 
-def _code(staging: Path, kind: str, model: str, version: int) -> Path:
-    """The version folder of a model with its model.py and the package beside it."""
+@dataclass(frozen=True)
+class _Code:
+    """What runs in a model's version folder: its model.py, and the packages of `builders/serving` beside it."""
+
+    main: Path
+    packages: tuple[str, ...]
+
+
+_ENTRY = _Code(SERVING / "entry" / "model.py", ("entry",))
+_LANE = _Code(SERVING / "lane" / "model.py", ("lane",))
+_TOKENIZE = _Code(SERVING / "ensemble" / "tokenize_model.py", ("ensemble", "entry"))
+_QUEUED = _Code(SERVING / "ensemble" / "queued_model.py", ("ensemble", "lane", "entry"))
+
+
+def _code(staging: Path, model: str, version: int, code: _Code) -> Path:
+    """The version folder of a model with its model.py and the packages beside it."""
     folder = staging / model / str(version)
-    # site-packages comes before the model's folder on a stub's path: a plain name could be hidden by another package.
-    package = folder / f"lanes_{kind}"
-    package.mkdir(parents=True)
-    code = SERVING / kind
+    folder.mkdir(parents=True)
+    shutil.copyfile(code.main, folder / "model.py")
+    places = [folder]
     shared = [file for file in SERVING.glob("*.py") if file.name != "__init__.py"]
-    for file in sorted((*code.rglob("*.py"), *shared)):
-        place = Path(file.name) if file in shared else file.relative_to(code)
-        target = folder / file.name if file == code / "model.py" else package / place
-        target.parent.mkdir(exist_ok=True)
-        shutil.copyfile(file, target)
+    for kind in code.packages:
+        # site-packages comes before the model's folder on a stub's path: another package could hide a plain name.
+        package, source = folder / f"lanes_{kind}", SERVING / kind
+        for file in sorted((*source.rglob("*.py"), *shared)):
+            if file != code.main:
+                target = package / (file.name if file in shared else file.relative_to(source))
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, target)
+        places += [package, *(path for path in package.iterdir() if path.is_dir())]
     # Python cannot write bytecode where a file has that name. Bytecode would change the folder after Triton has read
     # its times, and Triton would load this version again, beside itself, whenever another one is added (2.51).
-    for place in (folder, package, *(path for path in package.iterdir() if path.is_dir())):
+    for place in places:
         (place / "__pycache__").touch()
     return folder
 

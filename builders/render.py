@@ -20,17 +20,18 @@ from tritonclient.grpc import model_config_pb2 as proto
 
 from builders.bucket import Bucket, BucketPlan, plan_buckets, plan_built
 from builders.contract import Contract
+from builders.ensembles import ensemble_config, ensemble_lengths, queued_config, tokenize_config
 from builders.entry_parameters import entry_parameters
 from builders.errors import ManifestError, SettingsError
 from builders.manifest import Manifest, Output, Requests, output_of, read_manifest, requests_of
-from builders.names import is_lane
-from builders.settings import DeploySettings, LevelSettings
+from builders.names import is_lane, is_of_ensemble
+from builders.queue_policy import set_queue_policy
+from builders.settings import DeploySettings
 from builders.source import EncoderSource
 from builders.state import served_now
 from builders.tasks import Task
 
 HEADER = "# Rendered from the deployment's settings; `make render` overwrites it.\n"
-INTERACTIVE, BACKGROUND = 1, 2
 
 _STREAM_PRIORITY = {
     "max": proto.ModelOptimizationPolicy.PRIORITY_MAX,
@@ -49,6 +50,7 @@ class VersionFacts:
         requests: what a request may ask.
         pad_id: padding token.
         plan: the buckets.
+        ensembles: lengths of the buckets that have an ensemble.
     """
 
     task: Task
@@ -56,6 +58,7 @@ class VersionFacts:
     requests: Requests
     pad_id: int
     plan: BucketPlan
+    ensembles: tuple[int, ...] = ()
 
     @property
     def contract(self) -> Contract:
@@ -66,7 +69,8 @@ class VersionFacts:
 def facts_of_source(settings: DeploySettings, source: EncoderSource) -> VersionFacts:
     """The facts of a version that would be built now."""
     task, plan = source.task, bucket_plan(settings, source)
-    return VersionFacts(task.name, output_of(task), requests_of(task), source.pad_id, plan)
+    ensembles = ensemble_lengths(settings, task, plan)
+    return VersionFacts(task.name, output_of(task), requests_of(task), source.pad_id, plan, ensembles)
 
 
 def facts_of_manifest(settings: DeploySettings, manifest: Manifest) -> VersionFacts:
@@ -83,7 +87,7 @@ def facts_of_manifest(settings: DeploySettings, manifest: Manifest) -> VersionFa
             remedy="serve it with the settings it was built with, or make build-engines",
         )
     plan = plan_built(settings, manifest.buckets, positions=manifest.positions, max_tokens=manifest.max_tokens)
-    return VersionFacts(manifest.task, manifest.output, manifest.requests, manifest.pad_id, plan)
+    return VersionFacts(manifest.task, manifest.output, manifest.requests, manifest.pad_id, plan, manifest.ensembles)
 
 
 def render_configs(settings: DeploySettings, source: EncoderSource, versions: tuple[int, ...] = (1,)) -> dict[str, str]:
@@ -95,7 +99,7 @@ def render_configs(settings: DeploySettings, source: EncoderSource, versions: tu
         versions: the versions that are served.
 
     Returns:
-        Model name to text, the lanes in rising length, then the entry.
+        Model name to text, the lanes in rising length, the ensembles' steps, the ensembles, then the entry.
     """
     facts = facts_of_source(settings, source)
     return _render(settings, dict.fromkeys(versions, facts), facts, versions)
@@ -138,21 +142,40 @@ def _render(
 ) -> dict[str, str]:
     configs = []
     for length in sorted({bucket.length for facts in lanes.values() for bucket in facts.plan.buckets}):
-        there = {
-            version: (facts, bucket)
-            for version, facts in sorted(lanes.items())
-            for bucket in facts.plan.buckets
-            if bucket.length == length
-        }
-        bucket = _common(settings, {v: b for v, (_, b) in there.items()})
-        contract = _common_contract(bucket, {v: facts.contract for v, (facts, _) in there.items()})
-        config = _lane_config(settings, contract, bucket)
-        config.version_policy.specific.versions.extend(there)
+        there, _, lane = _shared_lane(settings, lanes, length)
+        lane.version_policy.specific.versions.extend(there)
+        configs.append(lane)
+    for length in sorted({length for facts in lanes.values() for length in facts.ensembles}):
+        with_one = {version: facts for version, facts in lanes.items() if length in facts.ensembles}
+        there, bucket, lane = _shared_lane(settings, with_one, length)
+        contract = next(iter(there.values())).contract
+        for step in (tokenize_config(settings, bucket, contract, there), queued_config(settings, bucket, lane)):
+            step.version_policy.specific.versions.extend(there)
+            configs.append(step)
+    for length in entry.ensembles:
+        _, bucket, _ = _shared_lane(settings, lanes, length)
+        config = ensemble_config(settings, bucket, entry, _answer_tensor(entry), max(served))
+        config.version_policy.specific.versions.append(max(served))
         configs.append(config)
     config = _entry_config(settings, entry)
     config.version_policy.specific.versions.extend(served)
     configs.append(config)
     return {config.name: HEADER + text_format.MessageToString(config) for config in configs}
+
+
+def _shared_lane(
+    settings: DeploySettings, lanes: Mapping[int, VersionFacts], length: int
+) -> tuple[dict[int, VersionFacts], Bucket, Any]:
+    """The versions that have a bucket, the bucket as all of them can serve it, and its configuration."""
+    there = {
+        version: (facts, bucket)
+        for version, facts in sorted(lanes.items())
+        for bucket in facts.plan.buckets
+        if bucket.length == length
+    }
+    bucket = _common(settings, {v: b for v, (_, b) in there.items()})
+    contract = _common_contract(bucket, {v: facts.contract for v, (facts, _) in there.items()})
+    return {v: facts for v, (facts, _) in there.items()}, bucket, _lane_config(settings, contract, bucket)
 
 
 def _common(settings: DeploySettings, buckets: Mapping[int, Bucket]) -> Bucket:
@@ -217,9 +240,17 @@ def write_config(path: Path, text: str) -> None:
 
 
 def stale_configs(repository: Path, kept: Set[str], name: str = "") -> Iterator[Path]:
-    """Configurations of the model's lanes other than `kept`; what belongs to another model is not ours to remove."""
-    for path in sorted(repository.glob("encoder_*/config.pbtxt")):
-        if is_lane(path.parent.name, name) and path.parent.name not in kept:
+    """Configurations of the model's lanes and ensembles other than `kept`.
+
+    What belongs to another model is not ours to remove.
+    """
+    found = sorted(repository.glob("encoder_*/config.pbtxt"))
+    # The ensembles before their steps: a step that is gone takes its ensemble with it.
+    for kind in ("tokenize", "ensemble"):
+        found = [*sorted(repository.glob(f"{kind}_*/config.pbtxt")), *found]
+    for path in found:
+        model = path.parent.name
+        if (is_lane(model, name) or is_of_ensemble(model, name)) and model not in kept:
             yield path
 
 
@@ -236,14 +267,7 @@ def _entry_config(settings: DeploySettings, facts: VersionFacts) -> Any:
     config.output.add(name="TOKENS", data_type=proto.TYPE_INT32, dims=[1])
     config.output.add(name="CUT", data_type=proto.TYPE_INT32, dims=[1])
     config.instance_group.add(count=entry.processes, kind=proto.ModelInstanceGroup.KIND_CPU)
-    batching = config.dynamic_batching
-    batching.max_queue_delay_microseconds = round(entry.window_ms * 1000)
-    batching.priority_levels = BACKGROUND
-    batching.default_priority_level = BACKGROUND
-    # An entry per level: a level without one falls back to no timeout and no bound.
-    for level, policy in ((INTERACTIVE, entry.interactive), (BACKGROUND, entry.background)):
-        batching.priority_queue_policy[level].CopyFrom(_queue_policy(policy))
-    batching.default_queue_policy.CopyFrom(_queue_policy(entry.background))
+    set_queue_policy(config, entry)
     for name, value in entry_parameters(settings, facts).items():
         config.parameters[name].string_value = value
     # The first request to a process is slow in Triton itself; the entry answers this one without the lanes, and takes
@@ -261,15 +285,6 @@ def _answer_tensor(facts: VersionFacts) -> dict[str, Any]:
     # Free where a request may choose the size.
     size = -1 if facts.requests.dimensions else facts.output.size
     return {"name": facts.output.name, "data_type": proto.TYPE_FP32, "dims": [size]}
-
-
-def _queue_policy(level: LevelSettings) -> Any:
-    return proto.ModelQueuePolicy(
-        timeout_action=proto.ModelQueuePolicy.REJECT,
-        default_timeout_microseconds=round(level.timeout_ms * 1000),
-        allow_timeout_override=True,
-        max_queue_size=level.queue_size,
-    )
 
 
 def _lane_config(settings: DeploySettings, contract: Contract, bucket: Bucket) -> Any:

@@ -8,23 +8,29 @@ import shlex
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 
 from rich.console import Console
 from rich.text import Text
 
+from builders.access import Access
 from builders.errors import ServerError
+from builders.health import health_endpoint
+from builders.json_log import Level, event_line, json_line
 from builders.names import is_entry
 from builders.ports import Ports
 from builders.server import TritonServer
 from builders.server_checks import entry_facts
+from builders.supervisor import Supervisor, SupervisorSettings
+from builders.tracing import Traces
 from builders.triton_log import ServerEvent
 
 _TICK_S = 0.1
-_STYLES = {"failed": "bold red", "error": "red", "warning": "yellow", "loaded": "green"}
+_STYLES = {"failed": "bold red", "error": "red", "warning": "yellow", "loaded": "green", "healed": "green"}
 
 
 def serve(
@@ -37,6 +43,12 @@ def serve(
     drain_models: Sequence[str] = (),
     console: Console | None = None,
     on_ready: Callable[[], None] | None = None,
+    access: Access | None = None,
+    supervision: SupervisorSettings | None = None,
+    health_port: int | None = None,
+    events_path: Path | None = None,
+    as_json: bool = False,
+    traces: Traces | None = None,
 ) -> int:
     """Serve `models` of `repository` until Ctrl-C or SIGTERM; must be called in the main thread.
 
@@ -52,6 +64,12 @@ def serve(
         drain_models: see `TritonServer`.
         console: where to print; standard output by default.
         on_ready: called once, when every model answers.
+        access: the key of the control APIs and TLS; by default every API is open.
+        supervision: how dead and hung model processes are looked for and replaced.
+        health_port: where `/healthz`, `/readyz` and `/metrics` of the supervisor answer; none by default.
+        events_path: a file that every event is appended to, as lines of JSON.
+        as_json: print one JSON object a line (`builders.json_log`) instead of text for people.
+        traces: where traces go; none are made by default.
 
     Returns:
         The command's exit code: 0 after a clean stop, 1 if the server ended by itself or had to be killed.
@@ -59,7 +77,7 @@ def serve(
     Raises:
         ServerError: the server cannot be started at all (a taken port, no wheel, an unknown model).
     """
-    screen = _Screen(console or Console(highlight=False))
+    screen = _Screen(console or Console(highlight=False), events_path, as_json=as_json)
     events: queue.SimpleQueue[ServerEvent] = queue.SimpleQueue()
     server = TritonServer(
         repository,
@@ -68,9 +86,29 @@ def serve(
         host=host,
         log_path=log_path,
         drain_models=drain_models,
+        extra_args=traces.flags() if traces else (),
+        environment=traces.variables() if traces else None,
         on_event=events.put,
+        access=access,
+        watch=False,
     )
-    with _stop_signals(server) as stop:
+
+    def held() -> None:
+        server.held_by_healed = True
+
+    supervisor = Supervisor(
+        server.repository,
+        models,
+        server.http,
+        lambda: server.pid if server.is_running else None,
+        supervision,
+        events.put,
+        held,
+    )
+    with ExitStack() as stack:
+        stop = stack.enter_context(_stop_signals(server))
+        if health_port is not None:
+            screen.health_url = stack.enter_context(health_endpoint(host, health_port, supervisor.status))
         try:
             server.start()
             screen.started(server)
@@ -81,6 +119,7 @@ def serve(
                 server.raise_if_ended()
                 if not ready and server.is_ready():
                     ready = True
+                    supervisor.start()
                     for event in _waiting(events):
                         screen.event(event, starting=True)
                     screen.ready(server)
@@ -96,6 +135,7 @@ def serve(
             screen.failed(error)
             return 1
         finally:
+            supervisor.close()
             server.stop()
         for event in _waiting(events):
             screen.event(event, starting=False)
@@ -143,8 +183,11 @@ def _waiting(events: queue.SimpleQueue[ServerEvent]) -> Iterator[ServerEvent]:
 class _Screen:
     """What `serve` prints."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, events_path: Path | None = None, *, as_json: bool = False) -> None:
         self._console = console
+        self._as_json = as_json
+        self._events_path = events_path
+        self.health_url = ""
         self._loading_since: dict[str, float] = {}
         self._started = time.monotonic()
 
@@ -156,6 +199,10 @@ class _Screen:
 
     def event(self, event: ServerEvent, *, starting: bool) -> None:
         style = _STYLES.get(event.kind, "")
+        self._write(event)
+        if self._as_json:
+            self._print(event_line(event))
+            return
         match event.kind:
             case "loading" if event.model is not None:
                 self._loading_since[event.model] = event.seconds
@@ -171,14 +218,17 @@ class _Screen:
                 # While starting, the server ends over it, and the reason is told once, there.
                 if not starting:
                     self._say(f"  failed   {event.model}: {event.text}", style)
-            case "warning" | "error":
-                self._say(f"  {event.kind:<8} {event.text}", style)
+            case "warning" | "error" | "healed":
+                about = f"{event.model}: " if event.model else ""
+                self._say(f"  {event.kind:<8} {about}{event.text}", style)
             case _:
                 pass  # Endpoints are told with `ready`, the stop by `stopping`.
 
     def ready(self, server: TritonServer) -> None:
         self._say(f"  ready    after {time.monotonic() - self._started:.1f} s", "bold green")
         self._say(f"  HTTP     {server.http_url}\n  gRPC     {server.grpc_url}\n  metrics  {server.metrics_url}")
+        if self.health_url:
+            self._say(f"  health   {self.health_url}/readyz")
         for model in [model for model in server.models if is_entry(model)] or server.models[:1]:
             paired = entry_facts(server.repository, model).get("pair") == "required"
             self._say(f"  try      {sample_request(server.http_url, model, paired=paired)}")
@@ -190,16 +240,30 @@ class _Screen:
         )
 
     def failed(self, error: ServerError) -> None:
-        self._say(str(error), "bold red")
+        self._say(str(error), "bold red", level="error")
 
     def stopped(self, server: TritonServer) -> int:
         if server.stopped_cleanly:
             self._say("stopped", "bold")
             return 0
-        self._say(f"killed: tritonserver ended with {server.exit_code}; its log: {server.log_path}", "bold red")
+        text = f"killed: tritonserver ended with {server.exit_code}; its log: {server.log_path}"
+        self._say(text, "bold red", level="error")
         return 1
 
-    def _say(self, text: str, style: str = "") -> None:
+    def _write(self, event: ServerEvent) -> None:
+        if self._events_path is not None:
+            line = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), **asdict(event)}
+            with self._events_path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+
+    def _say(self, text: str, style: str = "", level: Level = "info") -> None:
+        if self._as_json:
+            for line in text.splitlines():
+                self._print(json_line(level, line.strip()))
+            return
+        self._print(text, style)
+
+    def _print(self, text: str, style: str = "") -> None:
         # Text, not markup: a message of Triton may hold square brackets. Unwrapped: a request is there to be copied.
         self._console.print(Text(text, style=style), soft_wrap=True)
 

@@ -2,41 +2,33 @@
 
 from __future__ import annotations
 
-import http.client
 import os
-import re
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
-import urllib.parse
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from builders.access import Access
 from builders.drain import drain
 from builders.errors import ServerError
+from builders.http_api import HttpApi
 from builders.model_processes import end_group
 from builders.ports import Ports
 from builders.server_checks import SHARED_MEMORY, check_models, check_shared_memory, has_gpu, large_pages
 from builders.server_log import ServerLog
+from builders.server_process import ended_how, is_warm, launcher, read_metrics
+from builders.serving.entry.backlog import METRICS_URL_VARIABLE
 from builders.triton_log import ServerEvent, remedy_for
 from builders.triton_wheel import RunFolder, TritonInstall, locate_triton
 
 _POLL_S = 0.1
-#: A sample of how many processes of an entry are warm, and of how many.
-_WARM = re.compile(r'^encoder_lanes_warm_processes_total\{.*\bof="(\d+)".*\} (\S+)$', re.M)
-# The child asks the kernel for SIGTERM on its parent's death, then becomes tritonserver. A preexec_fn would do the
-# same inside a fork of this process, which may deadlock when other threads (torch, gRPC) hold a lock.
-_LAUNCHER = (
-    "import ctypes, os, signal, sys; ctypes.CDLL(None).prctl(1, signal.SIGTERM);"
-    " os.getppid() == int(sys.argv[1]) or sys.exit('parent is gone'); os.execv(sys.argv[2], sys.argv[2:])"
-)
 
 
 class TritonServer:
@@ -58,12 +50,15 @@ class TritonServer:
         host: the address to listen on.
         log_path: where the server's log goes (appended); by default a temporary file, kept if the server failed.
         extra_args: further arguments for tritonserver, after this class's own.
-        environment: variables over those of this process; see `large_pages` for the one that is added.
+        environment: variables over those of this process; `large_pages` adds one, and ENCODER_LANES_METRICS_URL says
+            where this server's metrics are.
         on_event: called from a thread for each event of the log; must not block for long.
         ready_timeout_s: how long entering the `with` block waits until all models are ready, seconds.
         exit_timeout_s: how long `stop` lets requests in flight finish, whole seconds.
         drain_models: the models that clients call and that call the others: `stop` lets them finish first.
         shm_bytes: shared memory of one Python model instance at its start, bytes; it grows by the same.
+        access: the key of the control APIs and TLS; by default every API is open and nothing encrypted.
+        watch: tell of a dead model process with `on_event`; False where a `Supervisor` looks after them.
 
     Raises:
         ServerError: a model is not in the repository, or `models` is empty.
@@ -84,6 +79,8 @@ class TritonServer:
         exit_timeout_s: int = 30,
         drain_models: Sequence[str] = (),
         shm_bytes: int = 4 << 20,
+        access: Access | None = None,
+        watch: bool = True,
     ) -> None:
         """Check the models and keep the settings; nothing starts yet."""
         check_models(repository, models)
@@ -95,7 +92,11 @@ class TritonServer:
         # Triton's own beginning, so that people recognise the files; the rest makes them this server's.
         self._shm_prefix = f"triton_python_backend_shm_region_{uuid.uuid4().hex[:12]}_"
         self._gpu = has_gpu()
-        self._log = ServerLog(log_path, gpu=self._gpu, on_event=on_event)
+        self.access = access or Access()
+        #: Set when a healed model keeps the server from ending by itself (`Supervisor`): once drained, it is killed.
+        self.held_by_healed = False
+        self._killed_drained = False
+        self._log = ServerLog(log_path, gpu=self._gpu, on_event=on_event, watch=watch)
         self._process: subprocess.Popen[bytes] | None = None
         self._launch_error: OSError | None = None
         # Guards the process id: it may be signalled only while the process is not reaped.
@@ -148,12 +149,16 @@ class TritonServer:
         tritonserver catches SIGTERM only once its endpoints run; while it loads, when nothing can be in flight, the
         signal itself ends it.
         """
-        return self.exit_code == 0 or (self._asked_to_stop and self.exit_code == -signal.SIGTERM)
+        return (
+            self.exit_code == 0
+            or (self._asked_to_stop and self.exit_code == -signal.SIGTERM)
+            or (self._killed_drained and self.exit_code == -signal.SIGKILL)
+        )
 
     @property
     def http_url(self) -> str:
         """KServe v2 over HTTP, with its scheme."""
-        return f"http://{self._client_host}:{self.ports.http}"
+        return f"http://{self._http_host}:{self.ports.http}"
 
     @property
     def grpc_url(self) -> str:
@@ -166,6 +171,11 @@ class TritonServer:
         return f"http://{self._client_host}:{self.ports.metrics}/metrics"
 
     @property
+    def http(self) -> HttpApi:
+        """The server's HTTP API, with the key of the restricted ones."""
+        return HttpApi(self._http_host.strip("[]"), self.ports.http, self.access.http_headers)
+
+    @property
     def log_path(self) -> Path | None:
         """The server's log; None before the start without an own path."""
         return self._log.path
@@ -173,6 +183,11 @@ class TritonServer:
     @property
     def _client_host(self) -> str:
         return {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(self.host, self.host)  # noqa: S104
+
+    @property
+    def _http_host(self) -> str:
+        # HTTP has no TLS in Triton: where gRPC has, HTTP is for this machine alone.
+        return "127.0.0.1" if self.access.tls else self._client_host
 
     def start(self) -> None:
         """Start the process and return; `wait_ready` waits for it.
@@ -191,6 +206,7 @@ class TritonServer:
             run = install.lay_out(folder)
             base = {**os.environ, **self._environment}
             base |= large_pages(self.repository, self.models, base)
+            base.setdefault(METRICS_URL_VARIABLE, self.metrics_url)
             environment = install.environment(run, base)
             log = self._log.open()
             launched = threading.Event()
@@ -236,15 +252,13 @@ class TritonServer:
         Triton calls an entry ready before its processes can have made their first calls; the metrics tell of those.
         """
         for model in sorted(self._pending):
-            if not self._answers(self.ports.http, f"/v2/models/{urllib.parse.quote(model, safe='')}/ready"):
+            if not self.http.is_ready(model):
                 return False
             self._pending.discard(model)
         # The process is asked too: whoever else took the port meanwhile would answer as well.
-        metrics = self._read(self.ports.metrics, "/metrics")
+        metrics = read_metrics(self._client_host.strip("[]"), self.ports.metrics)
         self._was_ready = metrics is not None and self.is_running
-        if metrics is None or not self._was_ready:
-            return False
-        return all(float(warm) >= int(of) for of, warm in _WARM.findall(metrics))
+        return self._was_ready and metrics is not None and is_warm(metrics)
 
     def raise_if_ended(self) -> None:
         """Raise what ended the server, if it is not running any more.
@@ -266,12 +280,15 @@ class TritonServer:
         if self._process is None:
             return
         self._asked_to_stop = True
+        drained = False
         if self.drain_models and self._was_ready and self.is_running:
-            host = self._client_host.strip("[]")
-            drain(host, self.ports.http, self.drain_models, self.exit_timeout_s, self._exited)
+            drained = drain(self.http, self.drain_models, self.exit_timeout_s, self._exited)
         self._signal(signal.SIGTERM)
-        # Triton looks once a second, and unloads after the requests: some seconds over its own timeout.
-        if not self._ended.wait(self.exit_timeout_s + 10):
+        # Triton looks once a second, and unloads after the requests: some seconds over its own timeout. What a healed
+        # model left behind it would wait for in vain; all that was accepted is answered by then.
+        given_up = drained and self.held_by_healed
+        if not self._ended.wait(5 if given_up else self.exit_timeout_s + 10):
+            self._killed_drained = given_up
             self.kill()
         if self.stopped_cleanly:
             self._log.remove_temporary()
@@ -293,7 +310,7 @@ class TritonServer:
             "model-repository": self.repository,
             "backend-directory": run.backends,
             "model-control-mode": "explicit",
-            "http-address": self.host,
+            "http-address": self._http_host if self.access.tls else self.host,
             "http-port": self.ports.http,
             "grpc-address": self.host,
             "grpc-port": self.ports.grpc,
@@ -315,12 +332,13 @@ class TritonServer:
             "shm-growth-byte-size": self.shm_bytes,
         }
         return [
-            *(sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid())),
+            *launcher(),
             str(install.binary),
             "--disable-auto-complete-config",
             *(f"--{name}={value}" for name, value in options.items()),
             *(f"--load-model={model}" for model in self.models),
             *(f"--backend-config=python,{name}={value}" for name, value in python.items()),
+            *self.access.arguments(),
             *self._extra_args,
         ]
 
@@ -371,33 +389,11 @@ class TritonServer:
 
     # ── what it says ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _answers(self, port: int, path: str) -> bool:
-        return self._read(port, path) is not None
-
-    def _read(self, port: int, path: str) -> str | None:
-        """The text of an answer 200, else None."""
-        # http.client reads no proxy settings: this is always the machine itself.
-        connection = http.client.HTTPConnection(self._client_host.strip("[]"), port, timeout=2.0)
-        try:
-            connection.request("GET", path)
-            response = connection.getresponse()
-            return response.read().decode() if response.status == 200 else None
-        except (OSError, http.client.HTTPException):
-            return None
-        finally:
-            connection.close()
-
     def _failure(self) -> ServerError:
         # What failed long before the end of a server that was ready did not end it.
         since = self._exited_at - 60 if self._was_ready else 0.0
         reason = self._log.reason(since=since)
         hint, see = remedy_for(reason), f"the whole log: {self.log_path}"
         return ServerError(
-            f"tritonserver ended ({_how(self.exit_code)}): {reason}", remedy=f"{hint} ({see})" if hint else see
+            f"tritonserver ended ({ended_how(self.exit_code)}): {reason}", remedy=f"{hint} ({see})" if hint else see
         )
-
-
-def _how(code: int | None) -> str:
-    if code is not None and code < 0:
-        return f"killed by {signal.Signals(-code).name}"
-    return f"exit code {code}"

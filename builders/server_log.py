@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from builders.model_processes import ModelProcesses
+from builders.model_processes import ModelProcesses, death_notice
 from builders.triton_log import ServerEvent, explain, parse_log_line
 
 _POLL_S = 0.1
@@ -25,10 +25,14 @@ class ServerLog:
         path: the file, appended to; None makes a temporary one when it is opened.
         gpu: False drops the errors and warnings that every machine without GPU gives.
         on_event: called from the thread of `follow` for each event; dropped after its first exception.
+        watch: False leaves dead model processes to somebody else (`builders.supervisor`).
     """
 
-    def __init__(self, path: Path | None, *, gpu: bool, on_event: Callable[[ServerEvent], None] | None) -> None:
+    def __init__(
+        self, path: Path | None, *, gpu: bool, on_event: Callable[[ServerEvent], None] | None, watch: bool = True
+    ) -> None:
         """Keep the settings; no file is made yet."""
+        self._watch = watch
         self._path, self._offset = path, 0
         self._temporary: Path | None = None
         self._gpu, self._on_event = gpu, on_event
@@ -85,10 +89,10 @@ class ServerLog:
                         self._tell(event)
                 if over:
                     return
-                if time.monotonic() >= next_watch:
+                if self._watch and time.monotonic() >= next_watch:
                     next_watch = time.monotonic() + _WATCH_S
-                    for event in watch.died(server):
-                        self._tell(event)
+                    for process in watch.died(server):
+                        self._tell(death_notice(process))
                 exited.wait(_POLL_S)
 
     def reason(self, *, since: float) -> str:

@@ -5,13 +5,30 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from builders.errors import StateError
 from builders.manifest import published_versions
 from builders.names import entry_model, of_model, own_file
+
+
+class Candidate(BaseModel):
+    """A version on trial, and the lease that its command renews (`builders/serving/entry/candidate.py` reads it)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    version: int = Field(ge=1)
+    """The version."""
+    share: float = Field(gt=0, le=0.5)
+    """The share of the requests that it answers."""
+    until: float
+    """End of the lease, seconds since 1970."""
+    deadline_s: float = Field(gt=0)
+    """Longest that it may take for an answer, seconds; then the served version gives it."""
+    entry: dict[str, Any]
+    """Parameters of its entry, as `entry_parameters` writes them."""
 
 
 class Served(BaseModel):
@@ -24,7 +41,9 @@ class Served(BaseModel):
     previous: int | None = Field(default=None, ge=1)
     """The version that `rollback` goes back to."""
     lanes: tuple[int, ...]
-    """Versions whose lanes are loaded, rising; the served one is among them."""
+    """Versions whose lanes are loaded, rising; the served one is among them. A version on trial is not."""
+    candidate: Candidate | None = None
+    """A version on trial; also after its lease has ended, when its command died."""
 
     @model_validator(mode="after")
     def _lanes_hold_the_served(self) -> Served:
@@ -72,7 +91,10 @@ def write_state(repository: Path, served: Served, name: str = "") -> None:
     Raises:
         StateError: the repository cannot be written.
     """
-    text = json.dumps(_State(entries={entry_model(name): served}).model_dump(), indent=2) + "\n"
+    entry = entry_model(name)
+    # Without a trial not a word of it, so that a project of before there were any reads the file, too.
+    left_out = {"entries": {entry: {"candidate"}}} if served.candidate is None else None
+    text = json.dumps(_State(entries={entry: served}).model_dump(exclude=left_out), indent=2) + "\n"
     path = repository / state_file(name)
     draft = path.with_name(f"{path.name}.new")
     try:
@@ -105,7 +127,9 @@ def served_now(repository: Path, name: str = "") -> Served | None:
             f"then {_newest(repository, name)} is served",
         )  # fmt: skip
     lanes = tuple(version for version in state.lanes if version in there)
-    return Served(served=state.served, previous=state.previous if state.previous in there else None, lanes=lanes)
+    previous = state.previous if state.previous in there else None
+    candidate = state.candidate if state.candidate is not None and state.candidate.version in there else None
+    return Served(served=state.served, previous=previous, lanes=lanes, candidate=candidate)
 
 
 def _newest(repository: Path, name: str) -> int:

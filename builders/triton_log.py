@@ -9,7 +9,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-EventKind = Literal["loading", "warm-up", "loaded", "unloaded", "failed", "endpoint", "warning", "error", "stopping"]
+EventKind = Literal[
+    "loading", "warm-up", "loaded", "unloaded", "failed", "endpoint", "warning", "error", "stopping", "healed"
+]
 
 # What Triton says on every machine without a GPU, two of them as errors; none means anything there.
 _NO_GPU_NOISE = ("CudaDriverHelper has not been initialized", "Unable to allocate pinned system memory", "DCGM unable")

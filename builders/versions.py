@@ -8,11 +8,12 @@ are answered by their own lanes. Every request is answered by one version, becau
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+from builders.access import ClientTls
 from builders.change import VersionChange
 from builders.control import ModelControl
 from builders.errors import ManifestError, PromoteError
@@ -30,7 +31,7 @@ from builders.manifest import (
 from builders.names import make_command, of_model
 from builders.publish import sweep
 from builders.settings import DeploySettings
-from builders.state import Served, read_state, served_now, write_state
+from builders.state import Candidate, Served, read_state, served_now, write_state
 
 Progress = Callable[[str], None]
 
@@ -65,6 +66,7 @@ class VersionRow:
         served: it answers.
         previous: `rollback` goes back to it.
         loaded: its lanes are loaded.
+        trial: it is on trial beside the served one, or its command died; else None.
     """
 
     version: int
@@ -73,6 +75,12 @@ class VersionRow:
     served: bool
     previous: bool
     loaded: bool
+    trial: Candidate | None = None
+
+    @property
+    def on_trial(self) -> bool:
+        """Whether the lease of its trial runs."""
+        return self.trial is not None and self.trial.until > time.time()
 
 
 def list_versions(repository: Path, name: str = "") -> list[VersionRow]:
@@ -98,6 +106,7 @@ def list_versions(repository: Path, name: str = "") -> list[VersionRow]:
                 served=state is not None and state.served == version,
                 previous=state is not None and state.previous == version,
                 loaded=state is not None and version in state.lanes,
+                trial=state.candidate if state and state.candidate and state.candidate.version == version else None,
             )
         )
     return rows
@@ -111,6 +120,7 @@ def promote(
     progress: Progress,
     *,
     key: tuple[str, str] | None = None,
+    tls: ClientTls | None = None,
     keep_old: bool = True,
     machine: Machine | None = None,
 ) -> Change:
@@ -123,6 +133,7 @@ def promote(
         url: gRPC address of the server; None changes only what the next start serves.
         progress: told one line per step.
         key: name and value that the server's model control API asks for.
+        tls: what a server with TLS is checked against.
         keep_old: keep the old version's lanes loaded, for a rollback within seconds; they take memory.
         machine: what a plan must fit; this machine by default.
 
@@ -133,9 +144,9 @@ def promote(
     began, name = time.monotonic(), settings.name
     with repository_lock(repository, name=name):
         sweep(repository, name)
-        new = _checked(settings, repository, version, machine)
-        with ModelControl(url, key=key) if url else nullcontext() as control:
-            state, old = read_state(repository, name), _served(settings, repository, control, progress)
+        new = checked_manifest(settings, repository, version, machine)
+        with ModelControl(url, key=key, tls=tls) if url else nullcontext() as control:
+            state, old = read_state(repository, name), answering_version(settings, repository, control, progress)
             if old == version:
                 progress(f"version {version} is served already")
                 kept = _already(state, version, keep_old=keep_old)
@@ -158,6 +169,7 @@ def promote(
                 loaded = step.load_lanes()
                 switch = step.switch(version)
                 write_state(repository, Served(served=version, previous=old, lanes=tuple(sorted(manifests))), name)
+            step.drop_ensembles(version)
             if not keep_old:
                 step.keep_only(version)
                 write_state(repository, Served(served=version, previous=old, lanes=(version,)), name)
@@ -172,6 +184,7 @@ def rollback(
     progress: Progress,
     *,
     key: tuple[str, str] | None = None,
+    tls: ClientTls | None = None,
     machine: Machine | None = None,
 ) -> Change:
     """Let the version answer again that answered before the last promote.
@@ -193,13 +206,13 @@ def rollback(
                 remedy=make_command("promote VERSION=N", name),
             )  # fmt: skip
         target = state.previous
-        with ModelControl(url, key=key) if url else nullcontext() as control:
-            old = _served(settings, repository, control, progress) or state.served
+        with ModelControl(url, key=key, tls=tls) if url else nullcontext() as control:
+            old = answering_version(settings, repository, control, progress) or state.served
             manifests = {target: read_manifest(repository, target, name)}
             step = VersionChange(repository, settings, control, progress, manifests)
             ready, loaded = control is not None and step.lanes_ready(target), False
             if not ready:
-                _checked(settings, repository, target, machine)
+                checked_manifest(settings, repository, target, machine)
                 # While they load, the lanes that answer now must stay. Else nothing is asked of a version that fails.
                 manifests[old] = read_manifest(repository, old, name)
             with step.put_back_on_failure():
@@ -211,6 +224,7 @@ def rollback(
                 lanes = tuple(sorted({old, target}))
                 previous = old if old != target else state.served
                 write_state(repository, Served(served=target, previous=previous, lanes=lanes), name)
+            step.drop_ensembles(target)
     return Change(target, old, time.monotonic() - began, switch, loaded)
 
 
@@ -223,17 +237,31 @@ def record_start(repository: Path, name: str = "") -> None:
                 write_state(repository, found, name)
 
 
-def check_served(repository: Path, machine: Machine | None = None, *, name: str = "") -> None:
-    """Make sure, before a start, that what the model `name` serves is complete and fits this machine.
+def check_served(
+    repository: Path, machine: Machine | None = None, *, name: str = "", whole: Collection[int] = ()
+) -> None:
+    """Make sure, before a start, that what the model `name` serves is as it was published and fits this machine.
+
+    Args:
+        repository: the model repository.
+        machine: what a plan must fit; this machine by default.
+        name: of the model.
+        whole: versions whose files were compared with their hashes a moment ago.
 
     Raises:
-        ManifestError: with both fingerprints where a plan does not fit.
+        ManifestError: naming the file that differs; with both fingerprints where a plan does not fit.
         StateError: the state file cannot be used.
     """
     state = served_now(repository, name)
     for version in state.lanes if state else ():
         manifest = read_manifest(repository, version, name)
-        check_complete(repository, version, manifest)
+        try:
+            check_complete(repository, version, manifest, hashes=version not in whole)
+        except ManifestError as error:
+            # Building again makes another version, and this one is what the state file says.
+            again = make_command("build-engines", name)
+            remedy = f"{again}, then python -m builders promote N --offline with the version N that it tells"
+            raise ManifestError(error.what, remedy=remedy) from None
         check_fits(manifest, machine or this_machine())
 
 
@@ -246,7 +274,7 @@ def _already(state: Served | None, version: int, *, keep_old: bool) -> Served:
     return Served(served=version, previous=previous, lanes=tuple(lanes))
 
 
-def _checked(settings: DeploySettings, repository: Path, version: int, machine: Machine | None) -> Manifest:
+def checked_manifest(settings: DeploySettings, repository: Path, version: int, machine: Machine | None) -> Manifest:
     """The manifest of a version that may be loaded: complete, unchanged, and made for this machine."""
     manifest = read_manifest(repository, version, settings.name)
     check_fits(manifest, machine or this_machine())
@@ -254,7 +282,9 @@ def _checked(settings: DeploySettings, repository: Path, version: int, machine: 
     return manifest
 
 
-def _served(settings: DeploySettings, repository: Path, control: ModelControl | None, progress: Progress) -> int | None:
+def answering_version(
+    settings: DeploySettings, repository: Path, control: ModelControl | None, progress: Progress
+) -> int | None:
     """What answers now: the server knows better than the state file."""
     found = served_now(repository, settings.name)
     state = found.served if found and read_state(repository, settings.name) else None

@@ -3,6 +3,7 @@
 from builders.settings.deploy import DeploySettings
 from builders.settings.deployments import choose, load_deployments, load_settings
 from builders.settings.sections import (
+    DegradeSettings,
     EngineSettings,
     EntrySettings,
     LanesSettings,
@@ -14,6 +15,7 @@ from builders.settings.sections import (
 )
 
 __all__ = [
+    "DegradeSettings",
     "DeploySettings",
     "EngineSettings",
     "EntrySettings",

@@ -14,6 +14,7 @@ from builders.names import entry_model, lane_model
 from builders.settings.reference import field_kind
 from builders.settings.sections import (
     EngineSettings,
+    EnsemblesSettings,
     EntrySettings,
     LanesSettings,
     ModelSettings,
@@ -48,6 +49,8 @@ class DeploySettings(Section):
     """Short and long lane."""
     entry: EntrySettings = EntrySettings()
     """The entry."""
+    ensembles: EnsemblesSettings = EnsemblesSettings()
+    """Declarative ensembles beside the entry."""
     engine: EngineSettings = EngineSettings()
     """The engine of the bucket models."""
     objectives: ObjectiveSettings = ObjectiveSettings()
@@ -73,6 +76,7 @@ class DeploySettings(Section):
         self._check_lanes()
         self._check_batches()
         self._check_entry()
+        self._check_ensembles()
         return self
 
     def _check_lanes(self) -> None:
@@ -134,6 +138,7 @@ class DeploySettings(Section):
                 f"the first ones of {list(techniques)}: each needs those before it",
                 "add what is missing or drop what follows",
             )
+        self._check_degrade()
         if len(set(self.engine.gpus)) < len(self.engine.gpus):
             raise _conflict("engine.gpus", list(self.engine.gpus), "each GPU once", "remove what is named twice")
         if self.repository == Path():
@@ -151,6 +156,45 @@ class DeploySettings(Section):
                 self.engine.precision,
                 "fp16, bf16 or fp32 with engine.kind tensorrt: int8 is the CPU engine's",
                 "set engine.precision to fp16",
+            )
+
+    def _check_ensembles(self) -> None:
+        wanted = list(self.ensembles.buckets)
+        if any(a >= b for a, b in pairwise(wanted)):
+            raise _conflict("ensembles.buckets", wanted, "rising, none twice", f"write {sorted(set(wanted))}")
+        strange = [bucket for bucket in wanted if bucket not in self.buckets]
+        if strange:
+            raise _conflict(
+                "ensembles.buckets",
+                strange,
+                f"some of `buckets`: {list(self.buckets)}, whose engine they share",
+                "correct them, or add them to buckets and build the engines again",
+            )
+
+    def _check_degrade(self) -> None:
+        degrade, most = self.entry.degrade, self.entry.interactive.queue_size + self.entry.background.queue_size
+        if not degrade.enabled:
+            return
+        if not degrade.below < degrade.above:
+            raise _conflict(
+                "entry.degrade.below",
+                degrade.below,
+                f"less than entry.degrade.above = {degrade.above}, or it would switch to and fro",
+                f"set entry.degrade.below to {degrade.above // 4}",
+            )
+        if degrade.above > most:
+            raise _conflict(
+                "entry.degrade.above",
+                degrade.above,
+                f"at most {most}, the queue sizes of both levels: more requests never wait",
+                "lower entry.degrade.above",
+            )
+        if degrade.batch >= self.entry.batch:
+            raise _conflict(
+                "entry.degrade.batch",
+                degrade.batch,
+                f"less than entry.batch = {self.entry.batch}, or nothing would change",
+                "lower entry.degrade.batch",
             )
 
 

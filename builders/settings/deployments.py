@@ -16,7 +16,7 @@ from builders.settings.deploy import DeploySettings, explain
 from builders.settings.sections import ModelSettings
 
 #: What an item of `models` may say besides its name; the rest belongs to the file.
-ITEM_SECTIONS = ("model", "buckets", "lanes", "entry", "engine", "objectives")
+ITEM_SECTIONS = ("model", "buckets", "lanes", "entry", "ensembles", "engine", "objectives")
 _FORM = "{name: minilm, model: {source: …}}"
 
 
@@ -99,10 +99,11 @@ def _items(path: Path, merged: dict[str, Any]) -> Iterator[tuple[str, dict[str, 
         if not isinstance(item, dict):
             raise SettingsError(f"{where} is no mapping", value=item, limit=_FORM)
         name = item.get("name")
-        if not isinstance(name, str) or not re.fullmatch(NAME, name):
+        # `_2` at its end: the monitoring rules would take the entry encode_bert_2 for a lane of 2 tokens.
+        if not isinstance(name, str) or not re.fullmatch(NAME, name) or re.search(r"_[0-9]+$", name):
             raise SettingsError(
                 f"{where}: this name cannot be one", value=name,
-                limit="a to z, 0 to 9 and _, a letter first, at most 64: it becomes encode_<name>",
+                limit="a to z, 0 to 9 and _, a letter first, no _<number> last, at most 64: it becomes encode_<name>",
                 remedy="give it one, for example minilm",
             )  # fmt: skip
         if name in seen:

@@ -86,7 +86,9 @@ class LongLaneSettings(Section):
     workers: Annotated[Integer, Field(ge=1, le=64)] = 1
     """Threads of one entry process that carry long groups to the lane."""
     bound: Count = 64
-    """Long texts one entry process holds, waiting or running; one more request fails at once with UNAVAILABLE."""
+    """Long texts one entry process holds, waiting or running (background: half); one more is refused at once."""
+    background_every: Annotated[Integer, Field(ge=2, le=1000)] = 5
+    """While interactive long texts wait too, one group of so many is background's, so that it is never starved."""
     threads: Annotated[Integer, Field(ge=1, le=256)] = 1
     """Threads of a bucket model's engine (CPU engine only)."""
     nice: Annotated[Integer, Field(ge=0, le=19)] = 0
@@ -108,9 +110,24 @@ class LevelSettings(Section):
     """Queue policy of one priority level of the entry."""
 
     timeout_ms: Annotated[Number, Field(ge=1, le=3_600_000)]
-    """A request that waits longer in the queue is rejected, ms; a client's own `timeout` can only shorten it."""
+    """A request that waits longer in the queue, or then in the long lane, is rejected, ms; `timeout` may shorten it."""
     queue_size: Count
     """Requests of this level that may wait; one more is refused at once with UNAVAILABLE."""
+
+
+class DegradeSettings(Section):
+    """Small batches under backlog: each request is answered as soon as its part of the batch is done."""
+
+    enabled: bool = False
+    """Whether it is done at all; docs/reliability.md shows when it wins."""
+    above: Count = 256
+    """From so many requests waiting in the entry's queue on, batches are small."""
+    below: Annotated[Integer, Field(ge=0, le=1_000_000)] = 64
+    """With fewer waiting than this for half a second they are normal again."""
+    batch: Annotated[Integer, Field(ge=1, le=1024)] = 8
+    """Texts of a small batch."""
+    metrics_url: str = Field(default="http://127.0.0.1:8002/metrics", pattern=r"^http://[^/]+/")
+    """Triton's own metrics as an entry process reaches them; `serve` tells its own. Unreadable, batches stay normal."""
 
 
 class EntrySettings(Section):
@@ -136,6 +153,8 @@ class EntrySettings(Section):
     """Threads of the tokeniser in each process."""
     wake_after_ms: Annotated[Number, Field(ge=0, le=250)] = 2.0
     """Quiet time after real work until the queue is woken, milliseconds; 0 turns the wake-up off (docs/queue.md)."""
+    degrade: DegradeSettings = DegradeSettings()
+    """Small batches under backlog."""
 
     @field_validator("interactive", "background", mode="before")
     @classmethod
@@ -145,6 +164,15 @@ class EntrySettings(Section):
         return default.model_dump() | value if isinstance(value, dict) else value
 
 
+class EnsemblesSettings(Section):
+    """Declarative ensembles, for callers that know the lengths of their texts; each loads its engine once more."""
+
+    buckets: tuple[Tokens, ...] = ()
+    """Buckets that get an `ensemble_<bucket>`, with a queue of its own, beside the entry; none by default."""
+    processes: Annotated[Integer, Field(ge=1, le=64)] = 2
+    """Tokenising processes of each ensemble."""
+
+
 class EngineSettings(Section):
     """What runs the bucket models."""
 
@@ -152,8 +180,8 @@ class EngineSettings(Section):
     """`tensorrt`: plans on a GPU; `onnxruntime`: the Python backend on the CPU."""
     backend: Literal["native", "python"] = "native"
     """What runs plans: Triton's TensorRT backend, or this project's engine, a process a bucket (`tensorrt` only)."""
-    techniques: tuple[Literal["arena", "pinned", "graphs", "overlap"], ...] = ("arena", "pinned", "graphs", "overlap")
-    """What the Python engine does; each needs those before it, so only the last ones can be left out."""
+    techniques: tuple[Literal["arena", "pinned", "graphs", "overlap"], ...] = ("arena", "pinned", "graphs")
+    """What the Python engine does; each needs those before it. `overlap` costs a mix 8 % (docs/gpu.md)."""
     arena_factor: Annotated[Number, Field(ge=1, le=10)] = 1.2
     """Size of the Python engine's arena over the GPU memory that its plan reports to need."""
     precision: Literal["fp16", "bf16", "fp32", "int8"] = "fp16"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -101,7 +102,7 @@ class OnnxRunner:
             block that is the graph's output itself is left out, the output is always returned.
         optimise: let ONNX Runtime rewrite the graph. Off for a graph whose FP16 is made visible by casts: the
             optimiser would take those pairs of casts out again.
-        threads: threads of the session; 0 takes every core.
+        threads: threads of the session; 0 takes as many as OMP_NUM_THREADS says, as torch does, else every core.
 
     Raises:
         VerifyError: a value is not in the graph, or ONNX Runtime does not take the graph.
@@ -121,7 +122,7 @@ class OnnxRunner:
         self._blocks = {name: value for name, value in (blocks or {}).items() if value != self._output}
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
-        options.intra_op_num_threads = threads
+        options.intra_op_num_threads = threads or _wanted_threads()
         if int8_saturates():
             # As the engine does: what is judged is what is served.
             options.add_session_config_entry("session.x64quantprecision", "1")
@@ -180,6 +181,12 @@ def _exposed(model: onnx_ir.Model, blocks: Mapping[str, str]) -> onnx_ir.Model:
         copy.graph.append(cast_node)
         copy.graph.outputs.append(cast_node.outputs[0])
     return copy
+
+
+def _wanted_threads() -> int:
+    """OMP_NUM_THREADS; 0 where it is not set, or no plain number."""
+    text = os.environ.get("OMP_NUM_THREADS", "")
+    return int(text) if text.isascii() and text.isdigit() else 0
 
 
 def _session(onnxruntime: Any, model: onnx_ir.Model, options: Any) -> Any:

@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from builders.drain import drain
+from builders.http_api import HttpApi
 
 HOST = "127.0.0.1"
 
@@ -65,7 +66,7 @@ def repository() -> Iterator[Repository]:
 
 def test_all_entries_unloaded_at_once_and_the_slowest_waited_for(repository: Repository) -> None:
     repository.busy_for = {"encode_a": 0, "encode_b": 3, "encode_other": 9}
-    assert drain(HOST, repository.port, ["encode_a", "encode_b"], 10, threading.Event())
+    assert drain(HttpApi(HOST, repository.port), ["encode_a", "encode_b"], 10, threading.Event())
     assert repository.asked == ["encode_a", "encode_b"]
     # The fourth look found it finished; a model that is nobody's to drain is not waited for.
     assert repository.busy_for["encode_b"] == -1
@@ -73,10 +74,10 @@ def test_all_entries_unloaded_at_once_and_the_slowest_waited_for(repository: Rep
 
 def test_the_others_waited_for_when_one_may_not_be_unloaded(repository: Repository) -> None:
     repository.busy_for, repository.refused = {"encode_a": 0, "encode_b": 2}, ("encode_a",)
-    assert not drain(HOST, repository.port, ["encode_a", "encode_b"], 10, threading.Event())
+    assert not drain(HttpApi(HOST, repository.port), ["encode_a", "encode_b"], 10, threading.Event())
     assert repository.busy_for["encode_b"] == -1
 
 
 def test_given_up_after_the_time_that_was_set(repository: Repository) -> None:
     repository.busy_for = {"encode_a": 1000}
-    assert not drain(HOST, repository.port, ["encode_a"], 0.3, threading.Event())
+    assert not drain(HttpApi(HOST, repository.port), ["encode_a"], 0.3, threading.Event())

@@ -18,6 +18,7 @@ from builders.graph_file import load_graph
 from builders.manifest import Machine, read_manifest
 from builders.render import facts_of_manifest
 from builders.settings import DeploySettings, load_settings
+from builders.source import EncoderSource
 from builders.tensorrt.adapter import ProfileShape
 from builders.tensorrt.compile import CompileReport, PlanReport
 from builders.tensorrt.layers import Fused, LayerCounts, LayerListing
@@ -48,6 +49,16 @@ def data(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    """The graphs of all tests, but reports of its own beside it: those are named by the second of their build."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    link = tmp_path / "work" / "cache"
+    link.parent.mkdir()
+    link.symlink_to(CACHE)
+    return link
+
+
 class StretchNorm:
     """A step gone wrong: the counts are right, the answers are not."""
 
@@ -72,14 +83,20 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> Step:
     return step
 
 
-def test_version_published_with_its_steps_accuracy_and_report(deployment: DeploySettings, data: Path) -> None:
+def test_version_published_with_its_steps_accuracy_and_report(
+    deployment: DeploySettings, data: Path, cache: Path
+) -> None:
     said: list[str] = []
-    result = build(deployment, CACHE, said.append, BuildOptions(data=data))
+    result = build(deployment, cache, said.append, BuildOptions(data=data))
     manifest = read_manifest(result.repository, result.version)
     assert manifest.steps == STEPS
     (row,) = manifest.accuracy
     assert row.metric.startswith("retrieval recall@1")
     assert row.loss <= row.limit == 0.005
+    assert manifest.latency is not None
+    assert "ONNX Runtime" in manifest.latency.how
+    assert [time.length for time in manifest.latency.buckets] == [bucket.length for bucket in manifest.buckets]
+    assert all(time.one_ms > 0 for time in manifest.latency.buckets)
     assert result.report is not None
     report = read_report(result.report)
     found = {step.name: (step.found, step.expected) for step in report.steps}
@@ -89,7 +106,7 @@ def test_version_published_with_its_steps_accuracy_and_report(deployment: Deploy
     assert report.gate is not None
     assert report.gate.passed
     assert "<svg" in (result.report / "report.html").read_text(encoding="utf-8")
-    assert not build(deployment, CACHE, said.append, BuildOptions(data=data)).built
+    assert not build(deployment, cache, said.append, BuildOptions(data=data)).built
 
 
 def test_build_stopped_at_once_when_a_step_changes_the_answers(
@@ -178,18 +195,19 @@ def test_version_judged_again_when_the_data_change(deployment: DeploySettings, d
     assert (second.built, second.version) == (True, first.version + 1)
 
 
-def test_failed_gate_leaves_a_report(deployment: DeploySettings, data: Path, planted: Step, tmp_path: Path) -> None:
-    cache = tmp_path / "work" / "cache"
+def test_failed_gate_leaves_a_report(deployment: DeploySettings, data: Path, planted: Step, cache: Path) -> None:
     with pytest.raises(GateError):
         build(deployment, cache, lambda _: None, BuildOptions(data=data))
-    (folder,) = (tmp_path / "work" / "reports").iterdir()
+    (folder,) = (cache.parent / "reports").iterdir()
     report = read_report(folder)
     assert report.version is None
     assert report.gate is not None
     assert not report.gate.passed
 
 
-def test_damaged_reference_is_exported_again(deployment: DeploySettings, tmp_path: Path) -> None:
+def test_damaged_reference_is_exported_again(small_source: EncoderSource, tmp_path: Path) -> None:
+    model = {"source": str(small_source.folder), "max_tokens": 64}
+    deployment = load_settings(settings_file(tmp_path, "deploy.cpu.yaml", buckets=[16, 64], model=model))
     cache = tmp_path / "cache"
     build(deployment, cache, lambda _: None, BuildOptions(gate=False))
     (reference,) = cache.glob("*/*-fp32/model.onnx")
@@ -248,6 +266,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr("builders.engine.this_machine", lambda: machine)
     monkeypatch.setattr("builders.engine._compile", compiled)
     monkeypatch.setattr("builders.engine.PlanRunner", Runner)
+    monkeypatch.setattr("builders.verify.plan_runner.PlanRunner", Runner)  # for the times of the buckets
     return state
 
 
@@ -257,8 +276,10 @@ def native(deployment: DeploySettings) -> DeploySettings:
     return deployment.model_copy(update={"engine": engine})
 
 
-def test_plans_published_for_tritons_own_backend(native: DeploySettings, data: Path, gpu: dict[str, Any]) -> None:
-    result = build(native, CACHE, lambda _: None, BuildOptions(data=data))
+def test_plans_published_for_tritons_own_backend(
+    native: DeploySettings, data: Path, cache: Path, gpu: dict[str, Any]
+) -> None:
+    result = build(native, cache, lambda _: None, BuildOptions(data=data))
     manifest = read_manifest(result.repository, result.version)
     assert manifest.steps == ("layer_norm", "gelu", "clean", "positions", "scale_mask", "fp16")
     assert str(manifest.machine) == "NVIDIA H200 (compute capability 9.0), TensorRT 8.6.0"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import astuple
 
 import pytest
 
@@ -35,6 +36,17 @@ def test_free_ports_differ_and_are_free_when_chosen() -> None:
     ports = free_ports()
     assert len({ports.http, ports.grpc, ports.metrics}) == 3
     ports.check_free("127.0.0.1")
+
+
+def test_free_ports_are_none_that_linux_gives_to_connections() -> None:
+    assert max(port for _ in range(20) for port in astuple(free_ports())) < 32768
+
+
+def test_taken_ports_are_passed_over_and_said_when_there_is_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = free_ports().http
+    monkeypatch.setattr("builders.ports._UNASSIGNED", range(first, first + 1))
+    with pytest.raises(ServerError, match=r"no free port was found \(Address already in use\).*50 tries"):
+        free_ports()
 
 
 def test_refuses_with_the_variable_to_change_when_a_port_is_taken() -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from builders.bucket import Bucket, BucketPlan
-from builders.errors import PublishError
+from builders.errors import ManifestError, PublishError
 from builders.manifest import Manifest, Output, built_buckets, check_complete, read_manifest
 from builders.publish import VersionParts, find_version, publish_version, sweep
 
@@ -121,6 +121,50 @@ def test_version_complete_when_published(tmp_path: Path) -> None:
     assert read_manifest(repository, 1).fingerprint == "new"
     check_complete(repository, 1, read_manifest(repository, 1), hashes=True)
     assert not staging(repository)
+
+
+def test_ensembles_published_with_the_version_and_their_numbers_never_used_again(tmp_path: Path) -> None:
+    made = parts(tmp_path / "parts")
+    with_one = replace(made, manifest=made.manifest.model_copy(update={"ensembles": (32,)}))
+    repository = tmp_path / "repository"
+    assert publish_version(repository, plan(*LENGTHS), with_one) == 1
+    assert sorted(path.name for path in (repository / "tokenize_32/1").iterdir() if path.name != "__pycache__") == [
+        "lanes_ensemble", "lanes_entry", "model.py", "tokenizer.json",
+    ]  # fmt: skip
+    assert list((repository / "ensemble_32/1").iterdir()) == []
+    engines = [repository / f"{model}/1/model.onnx" for model in ("encoder_32", "encoder_32_queued")]
+    assert engines[0].stat().st_ino == engines[1].stat().st_ino
+    assert (repository / "encoder_32_queued/1/lanes_lane/model.py").is_file()
+    check_complete(repository, 1, read_manifest(repository, 1), hashes=True)
+    for path in ("tokenize_32/1/tokenizer.json", "encoder_32_queued/1/model.py", "ensemble_32/1"):
+        hidden = tmp_path / "hidden"
+        (repository / path).rename(hidden)
+        with pytest.raises(ManifestError, match=f"{path} is missing"):
+            check_complete(repository, 1, read_manifest(repository, 1))
+        hidden.rename(repository / path)
+    (repository / "tokenize_32/7").mkdir()
+    assert publish_version(repository, plan(*LENGTHS), made) == 8
+
+
+@pytest.mark.parametrize("number", range(1, 8))
+def test_repository_as_it_was_when_a_move_of_an_ensemble_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    made = parts(tmp_path / "parts")
+    with_one = replace(made, manifest=made.manifest.model_copy(update={"ensembles": (32,)}))
+    moves, move = 0, os.replace
+
+    def failing(source: Path, target: Path) -> None:
+        nonlocal moves
+        moves += 1
+        if moves == number:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        move(source, target)
+
+    monkeypatch.setattr(os, "replace", failing)
+    with pytest.raises(PublishError):
+        publish_version(tmp_path / "repository", plan(*LENGTHS), with_one)
+    assert list((tmp_path / "repository").iterdir()) == []
 
 
 def test_next_version_published_beside_the_others_which_are_not_touched(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from builders.render import (
     render_versions,
     write_configs,
 )
-from builders.serving.entry.config import BucketRoute, EntryConfig
+from builders.serving.entry.config import BucketRoute, DegradeConfig, EntryConfig
 from builders.serving.lane.config import LaneConfig
 from builders.serving.lane.tensorrt_engine import TensorRTOptions
 from builders.settings import DeploySettings, load_settings
@@ -211,7 +211,8 @@ def test_entry_is_warmed_up_by_one_empty_text_which_needs_no_lane(native: dict[s
 def model_config_json(config: Any) -> str:
     """The part of what Triton hands to `initialize` that the models read."""
     parameters = {key: {"string_value": value.string_value} for key, value in config.parameters.items()}
-    return json.dumps({"name": config.name, "parameters": parameters})
+    groups = [{"count": group.count} for group in config.instance_group]
+    return json.dumps({"name": config.name, "parameters": parameters, "instance_group": groups})
 
 
 def test_entry_parameters_read_back_by_the_entry(native: dict[str, Any]) -> None:
@@ -228,6 +229,9 @@ def test_entry_parameters_read_back_by_the_entry(native: dict[str, Any]) -> None
         late_bound=2,
         long_workers=1,
         long_bound=64,
+        long_background_every=5,
+        timeouts_ms={"interactive": 200.0, "background": 5000.0},
+        degrade=None,
         buckets=tuple(
             BucketRoute(length, f"encoder_{length}", batch, "long" if length > 512 else "together")
             for length, batch in LANES.items()
@@ -244,7 +248,19 @@ def test_entry_parameters_read_back_by_the_entry(native: dict[str, Any]) -> None
         max_windows=64,
         aggregation="simple",
         max_answer_tokens=30,
+        processes=8,
     )
+
+
+@pytest.mark.parametrize(("processes", "interval"), [(1, 0.1), (3, 0.3), (8, 0.5)])
+def test_small_batches_read_back_by_the_entry_when_they_are_on(
+    processes: int, interval: float, production: tuple[DeploySettings, EncoderSource]
+) -> None:
+    settings, source = production
+    degrade = {"enabled": True, "above": 300, "below": 100, "batch": 4, "metrics_url": "http://127.0.0.1:9/metrics"}
+    other = changed(settings, entry={"processes": processes, "degrade": degrade})
+    read = EntryConfig.from_model_config(model_config_json(parse(render_configs(other, source))["encode"]))
+    assert read.degrade == DegradeConfig(300, 100, 4, "http://127.0.0.1:9/metrics", interval)
 
 
 def test_limits_told_to_clients(native: dict[str, Any]) -> None:

@@ -10,6 +10,8 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,15 +26,18 @@ from tests.builders.test_server import processes_of, tiny_repository, until
 
 
 @contextmanager
-def serving(repository: Path, ports: Ports) -> Iterator[subprocess.Popen[str]]:
+def serving(repository: Path, ports: Ports, extra: str = "") -> Iterator[subprocess.Popen[str]]:
     """`serve` of the model `probe` in a process of its own, killed at the end if it is still there."""
     program = f"""
         import sys
         from pathlib import Path
         from builders.ports import Ports
+        from builders.access import Access
+        from builders.canary import CanarySettings
         from builders.serve import serve
+        from builders.supervisor import SupervisorSettings
         sys.exit(serve(Path({str(repository)!r}), ["probe"], {ports!r}, "127.0.0.1",
-                       log_path=Path("{repository}/triton.log")))
+                       log_path=Path("{repository}/triton.log"), {extra}))
     """
     process = subprocess.Popen(
         [sys.executable, "-u", "-c", textwrap.dedent(program)],
@@ -83,6 +88,19 @@ def test_tells_the_start_and_exits_0_with_nothing_left_when_it_is_interrupted(
         assert processes_of(tmp_path) == []
 
 
+def test_every_line_is_a_json_object_when_the_log_is_asked_for_as_json(tmp_path: Path) -> None:
+    with serving(tiny_repository(tmp_path), free_ports(), "as_json=True") as process:
+        text = printed_until(process, "Ctrl-C stops")
+        process.send_signal(signal.SIGTERM)
+        rest, _ = process.communicate(timeout=10)
+        assert process.returncode == 0
+    lines = [json.loads(line) for line in (text + rest).splitlines()]
+    assert {line["source"] for line in lines} == {"serve"}
+    (loaded,) = [line for line in lines if line.get("event") == "loaded"]
+    assert (loaded["level"], loaded["model"]) == ("info", "probe")
+    assert lines[-1]["message"] == "stopped"
+
+
 def test_exits_1_with_the_reason_when_the_model_fails(tmp_path: Path) -> None:
     tiny_repository(tmp_path, initialize='raise RuntimeError("[no] such file")')
     with serving(tmp_path, free_ports()) as process:
@@ -118,6 +136,41 @@ def test_kills_when_it_is_interrupted_twice(tmp_path: Path) -> None:
         rest, _ = process.communicate(timeout=5)
         assert process.returncode == 1
         assert "killed" in rest
+
+
+def test_heals_a_dead_model_process_and_shows_it_on_the_health_port(tmp_path: Path) -> None:
+    ports, health = free_ports(), free_ports().http
+    extra = f"""health_port={health}, drain_models=["probe"], events_path=Path("{tmp_path}/events"),
+                       access=Access(("control", "secret")),
+                       supervision=SupervisorSettings(canary=CanarySettings(0.5, 2.0))"""
+
+    def get(path: str) -> int:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{health}{path}", timeout=5) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    with serving(tiny_repository(tmp_path, initialize="time.sleep(0.5)"), ports, extra) as process:
+        printed_until(process, "loading")
+        # The process is there, the model is not yet.
+        assert (get("/healthz"), get("/readyz")) == (200, 503)
+        text = printed_until(process, "Ctrl-C stops")
+        assert f"health   http://127.0.0.1:{health}/readyz" in text
+        assert until(lambda: get("/readyz") == 200)
+        time.sleep(1.2)
+        (stub,) = [each for each in processes_of(tmp_path) if "stub" in each.name() or "stub" in each.cmdline()[0]]
+        stub.kill()
+        text = printed_until(process, "healed")
+        assert "error    probe: a process of this model died (probe_0_0)" in text
+        assert until(lambda: get("/readyz") == 200)
+        assert (get("/healthz"), get("/metrics")) == (200, 200)
+        process.send_signal(signal.SIGTERM)
+        rest, _ = process.communicate(timeout=30)
+        assert process.returncode == 0, rest
+    told = [json.loads(line) for line in (tmp_path / "events").read_text().splitlines()]
+    assert [event["model"] for event in told if event["kind"] == "healed"] == ["probe"]
+    assert all(event["time"].endswith("+00:00") for event in told)
 
 
 def test_raises_before_anything_runs_when_the_model_is_unknown(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def repository(models: dict[str, DeploySettings], tmp_path: Path) -> Path:
 def server(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
     fake = FakeServer(repository)
     fake.start()
-    monkeypatch.setattr(builders.versions, "ModelControl", lambda url, key: fake)
+    monkeypatch.setattr(builders.versions, "ModelControl", lambda url, key, tls: fake)
     return fake
 
 

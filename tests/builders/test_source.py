@@ -13,7 +13,7 @@ from builders.errors import SourceError
 from builders.settings import ModelSettings
 from builders.source import EncoderSource, open_source
 from builders.tokenizer_files import write_tokenizer
-from tests.builders.conftest import MINILM
+from tests.conftest import MINILM
 
 BERT: dict[str, Any] = {
     "model_type": "bert",

@@ -17,7 +17,7 @@ from builders.settings import ModelSettings
 from builders.source import EncoderSource, open_source
 from builders.tiling import tile_positions, tile_table
 from builders.tokenizer_files import write_tokenizer
-from tests.builders.conftest import MINILM
+from tests.conftest import MINILM
 from tests.texts import real_texts
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from google.protobuf import text_format
+from rich.console import Console
 from tritonclient.grpc import model_config_pb2
 from typer.testing import CliRunner
 
@@ -15,12 +18,13 @@ import builders.versions
 from builders.cli import app
 from builders.errors import AnswerError, BuilderError, LoadError, ManifestError, PromoteError
 from builders.manifest import Machine
-from builders.publish import publish_version
+from builders.publish import find_version, publish_version
 from builders.render import facts_of_manifest, render_versions
 from builders.settings import DeploySettings, load_settings
-from builders.state import Served, read_state, write_state
+from builders.state import Candidate, Served, read_state, write_state
+from builders.version_table import version_table
 from builders.versions import check_served, list_versions, promote, record_start, rollback
-from tests.builders.test_publish import LENGTHS, manifest, parts, plan
+from tests.builders.test_publish import LENGTHS, contents, manifest, parts, plan
 from tests.tools.repositories import settings_file
 
 NONE = Machine()
@@ -33,6 +37,10 @@ def settings(tmp_path: Path) -> DeploySettings:
 
 @pytest.fixture
 def repository(settings: DeploySettings, tmp_path: Path) -> Path:
+    return publish_three(settings, tmp_path)
+
+
+def publish_three(settings: DeploySettings, tmp_path: Path) -> Path:
     """Versions 1, 2 and 3, the third with other buckets; 1 is served."""
     for number, lengths in enumerate((LENGTHS, LENGTHS, (16, 128)), start=1):
         publish_version(settings.repository, plan(*lengths), parts(tmp_path / f"made{number}", f"{number}", lengths))
@@ -103,7 +111,7 @@ class FakeServer:
 @pytest.fixture
 def server(repository: Path, settings: DeploySettings, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
     fake = FakeServer(repository)
-    monkeypatch.setattr(builders.versions, "ModelControl", lambda url, key: fake)
+    monkeypatch.setattr(builders.versions, "ModelControl", lambda url, key, tls: fake)
     # The configurations of version 1 alone, and a server that has them.
     promote(repository, settings, 2, None, print, machine=NONE)
     promote(repository, settings, 1, None, print, machine=NONE, keep_old=False)
@@ -238,11 +246,88 @@ def test_versions_listed_with_their_state_and_what_is_wrong(repository: Path) ->
     assert "encoder_128/3/model.onnx is missing" in rows[2].problem
 
 
+def test_version_on_trial_listed_with_its_share(repository: Path) -> None:
+    lease = {"version": 2, "share": 0.05, "deadline_s": 5.0, "entry": {}}
+    for until, shown in ((time.time() + 60, "canary, 5.0%"), (time.time() - 1, "canary's lanes left")):
+        write_state(repository, Served(served=1, lanes=(1,), candidate=Candidate(**lease, until=until)))
+        rows = list_versions(repository)
+        assert [row.trial is not None for row in rows] == [False, True, False]
+        console = Console(width=140, record=True)
+        console.print(version_table(rows))
+        assert shown in console.export_text().splitlines()[2]
+
+
 def test_start_refused_when_what_is_served_is_damaged(repository: Path) -> None:
     check_served(repository, NONE)
     (repository / "encoder_16/1/model.onnx").unlink()
-    with pytest.raises(ManifestError, match="damaged"):
+    with pytest.raises(ManifestError, match=r"damaged.*make build-engines, then python -m builders promote"):
         check_served(repository, NONE)
+
+
+# A plan of which a byte is another, as a failing disk leaves it: of the same size
+
+
+H200 = Machine(gpu="NVIDIA H200", compute_capability="9.0", tensorrt="10.14.1")
+
+
+@pytest.fixture
+def plans(tmp_path: Path) -> tuple[DeploySettings, Path]:
+    """Versions 1 (served) and 2 of `engine.kind: tensorrt`, and version 2's one plan."""
+    settings = load_settings(settings_file(tmp_path, "deploy.yaml"))
+    assert settings.engine.kind == "tensorrt"
+    for number in ("1", "2"):
+        made = parts(tmp_path / f"made{number}", number)
+        engine = tmp_path / f"{number}.plan"
+        engine.write_bytes(b"plan " + number.encode() * 1000)
+        facts = {"engine": "tensorrt", "machine": H200, "fingerprint": number}
+        publish_version(
+            settings.repository,
+            plan(*LENGTHS),
+            replace(made, engine=engine, manifest=made.manifest.model_copy(update=facts)),
+        )
+    write_state(settings.repository, Served(served=1, lanes=(1,)))
+    return settings, settings.repository / "encoder_32/2/model.plan"
+
+
+def damage(path: Path) -> None:
+    """Change one byte, in a file of its own: the lanes share one."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.unlink()
+    path.write_bytes(data)
+
+
+def test_promote_refused_before_anything_changes_when_a_plan_is_corrupted(plans: tuple[DeploySettings, Path]) -> None:
+    settings, file = plans
+    repository = settings.repository
+    damage(file)
+    before = contents(repository)
+    words = r"damaged: model\.plan of encoder_32 is not the file that was published; to do: make build-engines"
+    with pytest.raises(ManifestError, match=words):
+        promote(repository, settings, 2, None, print, machine=H200)
+    after = contents(repository)
+    after.pop(".builders.lock")
+    assert after == before
+
+
+def test_start_refused_when_a_served_plan_is_corrupted(plans: tuple[DeploySettings, Path]) -> None:
+    settings, file = plans
+    promote(settings.repository, settings, 2, None, print, machine=H200)
+    check_served(settings.repository, H200)
+    damage(file)
+    with pytest.raises(ManifestError, match=r"model\.plan of encoder_32 is not the file that was published"):
+        check_served(settings.repository, H200)
+    # The build has just compared these.
+    check_served(settings.repository, H200, whole=(1, 2))
+
+
+def test_version_published_anew_when_a_plan_of_the_old_one_is_corrupted(plans: tuple[DeploySettings, Path]) -> None:
+    settings, file = plans
+    assert find_version(settings.repository, "2") == 2
+    damage(file)
+    assert find_version(settings.repository, "2") is None
+    # Which the list of versions does not look for: it would read every plan.
+    assert [row.problem for row in list_versions(settings.repository)] == ["", ""]
 
 
 def test_start_recorded_once(repository: Path) -> None:

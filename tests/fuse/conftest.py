@@ -1,4 +1,4 @@
-"""Each family's random model, exported once; the default model's export comes from the tests of the builders."""
+"""Each family's random model, exported once."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ from collections.abc import Callable
 import onnx_ir as ir
 import pytest
 
-from tests.builders.conftest import minilm_onnx, minilm_report, minilm_source
 from tests.fuse.models import exported, random_encoder
-
-__all__ = ["minilm_onnx", "minilm_report", "minilm_source"]
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from builders.access import read_key
+from builders.http_api import HttpApi
 from builders.ports import free_ports
 from tests.texts import mixed_texts
 from tests.tools.load import Call, open_loop
@@ -58,9 +60,14 @@ def test_serve_answers_until_interrupted_and_leaves_nothing(folder: Path) -> Non
         ready = f"http://127.0.0.1:{ports.http}/v2/models/encode/ready"
         with urllib.request.urlopen(ready, timeout=10) as answer:
             assert answer.status == 200
+        # What changes the server needs the key, which nobody gave and which lies where promote looks for it.
+        repository = folder / "model_repository"
+        assert read_key(repository) is not None
+        assert HttpApi("127.0.0.1", ports.http).ask("POST", "/v2/repository/models/encode/unload")[0] == 403
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=40) == 0
     assert "encoder_32" in "".join(lines)
+    assert read_key(repository) is None
 
 
 def test_command_says_what_is_wrong_in_one_line_when_the_settings_are_bad(tmp_path: Path) -> None:

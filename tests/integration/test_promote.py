@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from builders.build import build
+from builders.build import BuildOptions, build
 from builders.change import VersionChange
 from builders.control import ModelControl
 from builders.errors import LoadError, ManifestError, RestrictedError, UnreachableError
-from builders.manifest import read_manifest
+from builders.manifest import read_manifest, sha256_of
 from builders.names import entry_model, lane_model
 from builders.ports import free_ports
 from builders.server import TritonServer
@@ -81,14 +81,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("promote")
     small = {"buckets": [16, 64], "entry": {**PATIENT, "processes": 2}}
     settings = load_settings(settings_file(folder, "deploy.cpu.yaml", **small, model={"max_tokens": 64}))
-    first = build(settings, CACHE, print)
+    first = build(settings, CACHE, print, BuildOptions(gate=False))
     assert (first.version, first.served) == (1, 1)
     site = Site(folder, settings, first.models)
     try:
         site.start()
         promote(site.repository, settings, 1, site.url, print, key=KEY)
         other = settings_file(folder, "deploy.cpu.yaml", **small, model={"source": OTHER, "max_tokens": 64})
-        second = build(load_settings(other), CACHE, print)
+        second = build(load_settings(other), CACHE, print, BuildOptions(gate=False))
         assert (second.version, second.served, second.built) == (2, 1, True)
         yield site
     finally:
@@ -286,6 +286,47 @@ def test_old_version_answers_on_when_the_new_one_cannot_be_loaded(
     assert state.served == 1
 
 
+@pytest.mark.parametrize("noticed", ["by its hash", "by the engine"])
+def test_old_version_answers_on_when_the_graph_of_the_new_one_is_corrupted(
+    site: Site, expected: dict[int, np.ndarray], tmp_path: Path, noticed: str
+) -> None:
+    graph, manifest = site.repository / "encoder_16/2/model.onnx", site.repository / "encode/2/manifest.json"
+    kept, told = tmp_path / "model.onnx", manifest.read_text()
+    # Moved, not written to: the lanes share one file.
+    graph.rename(kept)
+    data = bytearray(kept.read_bytes())
+    data[64 : len(data) // 2] = bytes(len(data) // 2 - 64)
+    graph.write_bytes(data)
+    if noticed == "by the engine":
+        # As if it had been published so.
+        whole, broken = sha256_of(kept), sha256_of(graph)
+        facts = json.loads(told)
+        (entry,) = [file for file in facts["files"] if file["path"] == "encoder_16/model.onnx"]
+        assert entry["sha256"] == whole
+        entry["sha256"] = broken
+        manifest.write_text(json.dumps(facts))
+    kind, words = (
+        (ManifestError, r"model\.onnx of encoder_16 is not the file")
+        if noticed == "by its hash"
+        else (LoadError, "encoder_16")
+    )
+    try:
+        site.promote(1, keep_old=False)
+        with traffic(site.url) as seen, pytest.raises(kind, match=words) as caught:
+            site.promote(2)
+        print(caught.value)
+    finally:
+        graph.unlink()
+        kept.rename(graph)
+        manifest.write_text(told)
+    assert seen.errors == []
+    assert seen.answers
+    assert all(near(vector, expected[1][number]) for *_, number, vector in seen.answers)
+    state = read_state(site.repository)
+    assert state is not None
+    assert state.served == 1
+
+
 def test_interrupted_promote_is_put_back(
     site: Site, expected: dict[int, np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -307,7 +348,7 @@ def test_served_version_is_kept_when_the_server_restarts(site: Site, expected: d
     assert site.server is not None
     site.server.stop()
     # As `serve` does: the settings still say version 1's model, what is served is version 2.
-    built = build(site.settings, CACHE, print)
+    built = build(site.settings, CACHE, print, BuildOptions(gate=False))
     assert (built.version, built.served, built.built) == (1, 2, False)
     check_served(site.repository)
     site.start()

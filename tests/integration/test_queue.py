@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from tritonclient.utils import InferenceServerException
 
 from builders.ports import free_ports
 from builders.server import TritonServer
+from tests.door.doors import Reply, running
 from tests.measurements.bursts import run_bursts
 from tests.tools.load import Call, open_loop, text_input
 from tests.tools.metrics import counter
@@ -97,13 +99,35 @@ def test_request_is_answered_at_once_when_one_before_it_expired_in_the_window(ti
             assert time.perf_counter() - began < 0.3
 
 
+def test_door_answers_429_when_the_queue_is_full_and_503_when_it_was_waited_in_too_long(
+    timed_server: TritonServer,
+) -> None:
+    def ask(number: int) -> Reply:
+        return door.embed([f"text {number} {row}" for row in range(8)], X_Priority="interactive")
+
+    # Each request is a batch of its own, 50 ms; 40 may wait, and those for 400 ms at most. A busy machine may take so
+    # long to send them that too few are refused, and gets more rounds.
+    replies: dict[int, list[Reply]] = {200: [], 429: [], 503: []}
+    with running(timed_server.grpc_url, retry_after_s=2) as door, ThreadPoolExecutor(100) as pool:
+        for _ in range(3):
+            for reply in pool.map(ask, range(100)):
+                replies[reply.status].append(reply)
+            if all(len(found) >= 5 for found in replies.values()):
+                break
+        assert ask(0).status == 200
+    assert all(len(found) >= 5 for found in replies.values()), {status: len(one) for status, one in replies.items()}
+    assert {one.error["code"] for one in replies[429]} == {"overloaded"}
+    assert {one.error["code"] for one in replies[503]} == {"queue_timeout"}
+    assert all(one.headers["retry-after"] == "2" for one in replies[429] + replies[503])
+
+
 def test_no_burst_stalls_when_the_wake_up_is_on(tmp_path_factory: pytest.TempPathFactory) -> None:
-    # Without the wake-up about a third of the bursts stall with one process (docs/measurements/), so a lost one shows
-    # in both rounds; a busy machine gets the second.
-    for _ in range(2):
-        result = run_bursts(tmp_path_factory.mktemp("bursts"), wake_after_ms=2.0, bursts=40, processes=1)
+    # Without the wake-up about a third of the bursts stall with one process (docs/measurements/). A busy machine gets a
+    # second round, in which it may hold up two of them by itself.
+    for allowed in (0, 2):
+        result = run_bursts(tmp_path_factory.mktemp("bursts"), wake_after_ms=2.0, bursts=30, processes=1)
         assert result.errors == 0
-        if max(result.seconds) <= np.median(result.seconds) + 0.2:
+        if sum(seconds > np.median(result.seconds) + 0.2 for seconds in result.seconds) <= allowed:
             return
     pytest.fail(f"bursts took {sorted(result.seconds)[-3:]} s at most, median {np.median(result.seconds):.3f} s")
 
@@ -111,7 +135,7 @@ def test_no_burst_stalls_when_the_wake_up_is_on(tmp_path_factory: pytest.TempPat
 def test_wake_ups_stop_when_nothing_comes(timed_server: TritonServer) -> None:
     with grpc.InferenceServerClient(timed_server.grpc_url):
         open_loop(timed_server.grpc_url, backlog(3))
-    time.sleep(0.3)
+    time.sleep(1.5)  # counts are told once a second
     before = counter(timed_server.metrics_url, "encoder_lanes_wakeups_total")
     time.sleep(1.0)
     assert counter(timed_server.metrics_url, "encoder_lanes_wakeups_total") == before > 0

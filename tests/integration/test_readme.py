@@ -25,10 +25,25 @@ TASK_MODELS = {
 }
 
 
-def blocks(language: str, *, of_tasks: bool = False) -> list[str]:
-    """README's examples in a language: those of the default model, or those of models of other tasks."""
-    found = re.findall(rf"```{language}\n(.*?)```", README, flags=re.S)
-    return [block for block in found if any(name in block for name in TASK_MODELS) == of_tasks]
+#: Where the examples have the door; they run in test_door.py and test_tasks.py.
+DOOR = "127.0.0.1:8080"
+
+
+def blocks(language: str, *, of_tasks: bool = False, of_door: bool = False, page: str = README) -> list[str]:
+    """A page's examples in a language: those of the default model, or those of models of other tasks.
+
+    Args:
+        language: as the page marks it.
+        of_tasks: those that name a model of `TASK_MODELS`, instead of the others.
+        of_door: those that call the door, instead of Triton.
+        page: README, or another one.
+    """
+    found = re.findall(rf"```{language}\n(.*?)```", page, flags=re.S)
+    return [
+        block
+        for block in found
+        if any(name in block for name in TASK_MODELS) == of_tasks and (DOOR in block) == of_door
+    ]
 
 
 def at(code: str, server: TritonServer) -> str:

@@ -22,7 +22,7 @@ from builders.ports import free_ports
 from builders.server import TritonServer
 from builders.settings import ModelSettings
 from builders.source import open_source
-from tests.builders.conftest import MINILM
+from tests.conftest import MINILM
 from tests.integration.conftest import PATIENT
 from tests.texts import mixed_texts
 from tests.tools.finetune import Kind, fine_tune, judge, rankings, scorer

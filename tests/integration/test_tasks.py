@@ -20,8 +20,9 @@ from builders.ports import free_ports
 from builders.server import TritonServer
 from clients import InvalidInput
 from tests.clients.ways import WAYS, Way
+from tests.door.doors import RunningDoor, running, wait_for
 from tests.integration.conftest import PATIENT
-from tests.integration.test_readme import TASK_MODELS, at, blocks
+from tests.integration.test_readme import DOOR, TASK_MODELS, at, blocks
 from tests.tools.repositories import ROOT, repositories
 from tests.tools.tiny import LIMIT, TAGS, TASKS, WIDTH, tiny_model
 
@@ -336,3 +337,86 @@ def test_client_gives_entities_and_answers(served: Served, way: Way) -> None:
         answers = list(client.answer(QUESTIONS, TEXTS))
         assert [(one.text, one.start, one.end) for one in answers] == [(r["answer"], r["start"], r["end"]) for r in raw]
         assert is_close([one.score for one in answers], [one["score"] for one in raw])
+
+
+# Through the door: every public form, with the numbers of the models themselves.
+
+
+@pytest.fixture(scope="module")
+def door(served: Served) -> Iterator[RunningDoor]:
+    with running(served.server.grpc_url) as made:
+        wait_for(lambda: made.get("/health").status == 200)
+        yield made
+
+
+def test_door_reranks_in_every_form_as_the_model_scores(served: Served, door: RunningDoor) -> None:
+    documents = TEXTS * 20  # four requests of the server's
+    raw = served.ask("reranking", [QUESTIONS[0]] * len(TEXTS), TEXTS)
+    scores = np.tile(raw["SCORES"][:, 0], 20)
+    best = np.argsort(-scores, kind="stable")
+    body = {"query": QUESTIONS[0], "documents": documents, "return_documents": True}
+    for path, objects in (("/v1/rerank", False), ("/rerank", False), ("/v2/rerank", True)):
+        answer = door.post(path, {**body, "model": "reranking", "top_n": 7}).json
+        ranked = answer["results"]
+        assert len(ranked) == 7
+        assert {one["index"] % len(TEXTS) for one in ranked} == {best[0] % len(TEXTS)}
+        assert is_close([one["relevance_score"] for one in ranked], scores[best[:7]])
+        given = [one["document"]["text"] if objects else one["document"] for one in ranked]
+        assert given == [documents[one["index"]] for one in ranked]
+        assert answer["usage"]["total_tokens"] == 20 * raw["TOKENS"].sum()
+    everything = door.post("/v1/rerank", {"query": QUESTIONS[0], "documents": TEXTS}).json["results"]
+    order = np.argsort(-scores[: len(TEXTS)], kind="stable")
+    assert [one["index"] for one in everything] == order.tolist()
+    assert "document" not in everything[0]
+    for path in ("/rerank", "/v1/rerank"):
+        tei = door.post(path, {"query": QUESTIONS[0], "texts": TEXTS, "truncate": True, "return_text": True}).json
+        assert [one["text"] for one in tei] == [TEXTS[at] for at in order]
+        assert is_close([one["score"] for one in tei], scores[order])
+    too_long = door.post("/rerank", {"query": QUESTIONS[0], "texts": TEXTS})
+    assert (too_long.status, too_long.json["error_type"]) == (400, "Validation")
+    refused = door.post("/v1/rerank", {**body, "raw_scores": True})
+    assert (refused.status, refused.error["param"]) == (400, "raw_scores")
+
+
+def test_door_classifies_in_every_form_as_the_model_scores(served: Served, door: RunningDoor) -> None:
+    names = ("calm", "glad", "sad")
+    raw = served.ask("classification", TEXTS)
+    answer = door.post("/v1/classify", {"model": "classification", "input": TEXTS * 20}).json
+    expected = [[names[at] for at in np.argsort(-row, kind="stable")] for row in raw["SCORES"]]
+    assert [[one["label"] for one in row] for row in answer["data"]] == expected * 20
+    assert is_close([row[0]["score"] for row in answer["data"]], np.tile(raw["SCORES"].max(axis=1), 20))
+    assert answer["usage"]["total_tokens"] == 20 * raw["TOKENS"].sum()
+    data = door.post("/classify", {"input": TEXTS}).json["data"]
+    assert is_close([one["probs"] for one in data], raw["SCORES"])
+    assert [one["label"] for one in data] == [row[0] for row in expected]
+    pairs = served.ask("classification", QUESTIONS, TEXTS)["SCORES"]
+    batch = [[question, text] for question, text in zip(QUESTIONS, TEXTS, strict=True)] + [[TEXTS[0]]]
+    for path in ("/predict", "/v1/classify"):
+        tei = door.post(path, {"inputs": batch, "truncate": True}).json
+        assert is_close([row[0]["score"] for row in tei[:-1]], pairs.max(axis=1))
+        assert is_close(tei[-1][0]["score"], raw["SCORES"][0].max())
+
+
+def test_door_names_models_by_task_and_passes_prompt_size_and_limits_on(served: Served, door: RunningDoor) -> None:
+    listed = {one["id"]: one["task"] for one in door.get("/v1/models").json["data"]}
+    assert listed == {f"encode_{task}": task for task in TASKS}
+    body = {"model": "embedding", "input": TEXTS, "prompt_name": "query", "dimensions": 8}
+    got = [one["embedding"] for one in door.post("/v1/embeddings", body).json["data"]]
+    assert is_close(got, served.ask("embedding", TEXTS, prompt="query", dimensions=8)["EMBEDDING"])
+    refused = door.post("/v1/embeddings", {**body, "dimensions": 9})
+    assert (refused.status, refused.error["param"]) == (400, "dimensions")
+    refused = door.post("/v1/embeddings", {**body, "prompt_name": "passage"})
+    assert (refused.status, "'passage'" in refused.error["message"]) == (400, True)
+
+
+def test_curl_examples_of_the_page_of_the_door_run(door: RunningDoor) -> None:
+    page = (ROOT / "docs" / "door.md").read_text(encoding="utf-8")
+    (code,) = blocks("sh", of_tasks=True, of_door=True, page=page)
+    for shown, own in TASK_MODELS.items():
+        code = code.replace(shown, own)
+    code = code.replace(f"http://{DOOR}", door.url)
+    done = subprocess.run(code, shell=True, capture_output=True, text=True, timeout=60)  # noqa: S602 - the page's own
+    assert done.returncode == 0, done.stderr
+    assert '"relevance_score":' in done.stdout
+    assert '"label":' in done.stdout
+    assert "error" not in done.stdout

@@ -29,6 +29,7 @@ class Timed:
     fail: Callable[[int], Failure | None] = lambda number: None
     url: str = ""
     priorities: list[int] = field(default_factory=list)
+    levels: list[str] = field(default_factory=list)
     inputs: list[dict[str, str]] = field(default_factory=list)
     most_at_once: int = 0
     _first: float = 0.0
@@ -47,6 +48,7 @@ class Timed:
                 }
             )
             self.priorities.append(request.parameters["priority"].uint64_param)
+            self.levels.append(request.parameters["class"].string_param)
             self._now += 1
             self.most_at_once = max(self.most_at_once, self._now)
         time.sleep(self.delay(now - self._first))

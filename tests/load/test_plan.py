@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clients import InvalidInput
@@ -65,6 +65,7 @@ def test_a_pause_sends_nothing_and_a_spike_sends_much() -> None:
     st.lists(st.tuples(st.floats(0, 50), st.floats(0, 50), st.floats(0.1, 5)), min_size=1, max_size=5),
     st.sampled_from(["poisson", "constant"]),
 )
+@settings(deadline=None)
 def test_times_rise_and_stay_within_the_run(parts: list[tuple[float, float, float]], arrivals: str) -> None:
     segments = [Segment(*part) for part in parts]
     times = arrival_times(segments, arrivals, random.Random(0))  # type: ignore[arg-type]

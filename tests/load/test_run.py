@@ -76,6 +76,9 @@ def test_priorities_and_errors_are_sent_and_counted_by_kind() -> None:
     assert dict(summary.errors) == {"Overloaded": 1, "QueueTimeout": 1, "ServerFailure": 1}
     assert (summary.overall.requests, summary.overall.failed) == (50, 3)
     assert sorted(server.priorities) == sorted(request.priority for request in plan.requests)
+    # The request parameter `class`, by which the long lane orders; nothing where no priority is sent.
+    asked = {0: "", 1: "interactive", 2: "background"}
+    assert [asked[priority] for priority in server.priorities] == server.levels
     assert {one.name for one in summary.classes} == {"interactive", "background", "other"}
     assert set(np.array(records.answered)[records.ok()]) == {7}
 

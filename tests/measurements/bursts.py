@@ -44,6 +44,7 @@ def run_bursts(
             samples = open_loop(server.grpc_url, [Call((f"text {number}",)) for number in range(size)])
             seconds.append(max(sample.latency for sample in samples))
             errors += sum(sample.error is not None for sample in samples)
+        time.sleep(1.5)  # counts are told once a second
         wakeups = counter(server.metrics_url, "encoder_lanes_wakeups_total")
     return Bursts(seconds, errors, wakeups)
 

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from builders.serving.entry.config import BucketRoute, EntryConfig
+from builders.serving.entry.config import BucketRoute, EntryConfig, Level
 from builders.serving.entry.group import LaneInputs
-from builders.serving.entry.request import Question
+from builders.serving.entry.request import Options, Question
 from builders.serving.entry.ticket import Ticket
 from builders.serving.entry.tokenise import Piece, Tokens
 
@@ -32,8 +32,9 @@ def tokens(length: int, mark: int | None = None) -> Tokens:
     return Tokens((Piece(ids, length, own=length),), 0)
 
 
-def ticket(*lengths: int, cancelled: Callable[[], bool] = lambda: False) -> Ticket:
-    return Ticket([tokens(length) for length in lengths], Question(("",) * len(lengths)), cancelled)
+def ticket(*lengths: int, cancelled: Callable[[], bool] = lambda: False, level: Level = "background") -> Ticket:
+    question = Question(("",) * len(lengths), options=Options(level=level))
+    return Ticket([tokens(length) for length in lengths], question, cancelled)
 
 
 def vectors(of: Ticket) -> NDArray[np.float32]:
@@ -81,6 +82,9 @@ def config(*buckets: BucketRoute, **changes: Any) -> EntryConfig:
         late_bound=2,
         long_workers=1,
         long_bound=64,
+        long_background_every=5,
+        timeouts_ms={"interactive": 600_000.0, "background": 600_000.0},
+        degrade=None,
         buckets=buckets,
         task="embedding",
         pair="none",

@@ -19,6 +19,7 @@ from builders.serving.entry.config import BucketRoute
 from builders.serving.entry.dispatch import Dispatcher, LaneCall
 from builders.serving.entry.errors import LaneError
 from builders.serving.entry.group import LaneInputs, Row
+from builders.serving.entry.metrics import Tally
 from builders.serving.entry.ticket import Ticket
 from tests.serving.parts import DIM, PATIENCE_S, Mailbox, config, eventually, expected, lane, route, ticket, vectors
 
@@ -80,8 +81,14 @@ def mailbox() -> Mailbox:
 def make(lanes: Lanes) -> Iterator[Callable[..., Dispatcher]]:
     made: list[Dispatcher] = []
 
-    def dispatcher(call: LaneCall = lanes, **bounds: int) -> Dispatcher:
-        made.append(Dispatcher(config(*ALL, **bounds), call))
+    def dispatcher(
+        call: LaneCall = lanes,
+        *,
+        tally: Tally | None = None,
+        small_batch: Callable[[], int | None] = lambda: None,
+        **bounds: int,
+    ) -> Dispatcher:
+        made.append(Dispatcher(config(*ALL, **bounds), call, tally, small_batch))
         return made[-1]
 
     yield dispatcher
@@ -538,3 +545,134 @@ def test_request_refused_when_asking_for_cancellation_fails(
 def test_row_knows_its_text() -> None:
     own = ticket(3, 5)
     assert Row(own, 1).ids is own.tokens[1].ids
+
+
+# Small batches under backlog
+
+
+def test_every_request_answered_as_soon_as_its_part_is_done_when_batches_are_small(
+    make: Callable[..., Dispatcher], mailbox: Mailbox
+) -> None:
+    steps = [threading.Event() for _ in range(3)]
+    begun = threading.Semaphore(0)
+    sizes: list[int] = []
+
+    def call(own: BucketRoute, inputs: LaneInputs) -> NDArray[np.float32]:
+        sizes.append(len(inputs["length"]))
+        begun.release()
+        assert steps[len(sizes) - 1].wait(PATIENCE_S)
+        return lane(own, inputs)
+
+    wide = route(4, "together", 8)
+    dispatcher = Dispatcher(config(wide, *ALL[1:]), call, small_batch=lambda: 2)
+    tickets = [ticket(1 + number % 4) for number in range(6)]
+    thread = run_beside(dispatcher, tickets, mailbox)
+    for number, step in enumerate(steps, start=1):
+        assert begun.acquire(timeout=PATIENCE_S)
+        assert len(sizes) == number, "the small batches of a bucket run one after the other"
+        step.set()
+        mailbox.expect(2 * number)
+    thread.join(PATIENCE_S)
+    assert sizes == [2, 2, 2]
+    assert all((vectors(own) == expected(own, (wide,))).all() for own in tickets)
+    dispatcher.close()
+
+
+def test_interactive_texts_in_the_first_small_batch(make: Callable[..., Dispatcher], lanes: Lanes) -> None:
+    box = Mailbox()
+    tickets = [ticket(number, level="interactive" if number == 4 else "background") for number in (1, 2, 3, 4)]
+    run(make(small_batch=lambda: 1), tickets, box)
+    assert [own.tokens[0].ids.size for own in box.sent] == [4, 1, 2, 3]
+
+
+def test_run_returns_only_when_all_small_batches_are_done(make: Callable[..., Dispatcher], lanes: Lanes) -> None:
+    gate, box = lanes.hold(MIDDLE), Mailbox()
+    thread = run_beside(make(small_batch=lambda: 1), [ticket(8), ticket(7), ticket(2)], box)
+    box.expect(1)
+    time.sleep(0.05)
+    assert thread.is_alive(), "the backlog stays in Triton's queue"
+    gate.set()
+    box.expect(3)
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+
+
+def test_small_batch_asked_for_every_batch(make: Callable[..., Dispatcher], lanes: Lanes, mailbox: Mailbox) -> None:
+    answers = iter([None, 1, None])
+    dispatcher = make(small_batch=lambda: next(answers))
+    for calls in (1, 4, 5):
+        tickets = [ticket(3), ticket(4), ticket(2)]
+        run(dispatcher, tickets, mailbox)
+        assert lanes.calls[4] == calls
+        assert [own.late for own in tickets] == [calls == 4] * 3
+    assert len(mailbox.sent) == 3
+
+
+@settings(max_examples=25, deadline=None)
+@given(requests=REQUESTS, most=st.integers(1, 3))
+def test_every_request_answered_once_when_batches_are_small(requests: list[list[int]], most: int) -> None:
+    lanes, box = Lanes(), Mailbox()
+    dispatcher = Dispatcher(config(*ALL), lanes, small_batch=lambda: most)
+    tickets = [ticket(*request) for request in requests]
+    run(dispatcher, tickets, box)
+    box.expect(len(tickets))
+    dispatcher.close()
+    assert sorted(map(id, box.sent)) == sorted(map(id, tickets))
+    assert all(is_done(own) and is_right(own) for own in tickets)
+
+
+# Metrics
+
+
+def test_requests_texts_tokens_and_padding_counted_by_lane_and_bucket(
+    make: Callable[..., Dispatcher], mailbox: Mailbox
+) -> None:
+    tally = Tally()
+    run(make(tally=tally), [ticket(1, 3), ticket(2), ticket(40)], mailbox)
+    mailbox.expect(1)
+    counts = tally.taken()
+    short, long = ("short", "4"), ("long", "48")
+    names = ("requests", "texts", "calls", "tokens", "padded_tokens")
+    assert [counts[f"encoder_lanes_{name}_total", short] for name in names] == [2, 3, 1, 6, 6]
+    assert [counts[f"encoder_lanes_{name}_total", long] for name in names] == [1, 1, 1, 40, 8]
+    assert counts["encoder_lanes_call_seconds_total", short] > 0
+    assert ("encoder_lanes_failed_calls_total", short) not in counts
+
+
+def test_failed_call_counted_and_nothing_left_in_flight(
+    make: Callable[..., Dispatcher], lanes: Lanes, mailbox: Mailbox
+) -> None:
+    def fail() -> Any:
+        raise LaneError("failed", "no")
+
+    tally = Tally()
+    lanes.failing[4] = fail
+    dispatcher = make(tally=tally)
+    run(dispatcher, [ticket(3)], mailbox)
+    counts = tally.taken()
+    assert counts["encoder_lanes_failed_calls_total", ("short", "4")] == 1
+    assert counts["encoder_lanes_calls_total", ("short", "4")] == 1
+    assert all(value == 0 for name, _, value in dispatcher.gauges() if "in_flight" in name)
+
+
+def test_gauges_tell_what_is_in_flight_and_held(
+    make: Callable[..., Dispatcher], lanes: Lanes, mailbox: Mailbox
+) -> None:
+    gate = lanes.hold(LONG)
+    dispatcher = make(long_bound=10)
+    run(dispatcher, [ticket(30, 31, 32, 29)], mailbox)
+    assert eventually(lambda: lanes.calls[LONG.length] == 1)
+    run(dispatcher, [ticket(48, level="interactive")], mailbox)
+
+    def gauges() -> dict[tuple[str, tuple[str, ...]], float]:
+        return {(name.removeprefix("encoder_lanes_"), labels): value for name, labels, value in dispatcher.gauges()}
+
+    held = gauges()
+    assert held["long_held_texts", ("background",)] == 4
+    assert held["long_held_texts", ("interactive",)] == 1
+    assert held["long_bound_texts", ("background",)] == 5
+    assert held["long_bound_texts", ("interactive",)] == 10
+    assert held["in_flight_texts", ("long", "32")] == 3
+    gate.set()
+    mailbox.expect(2)
+    assert eventually(lambda: not any(v for (name, _), v in gauges().items() if "bound" not in name))

@@ -38,6 +38,9 @@ ENTRY: dict[str, Any] = {
     "late_bound": 2,
     "long_workers": 1,
     "long_bound": 64,
+    "long_background_every": 5,
+    "timeouts_ms": {"interactive": 200.0, "background": 5000.0},
+    "degrade": None,
     "task": "classification",
     "pair": "optional",
     "segment": True,
@@ -56,7 +59,8 @@ ENTRY: dict[str, Any] = {
 
 def model_config(name: str, parameters: dict[str, Any]) -> str:
     """As Triton hands it to `initialize`, other keys of the model beside it."""
-    return json.dumps({"name": "x", "parameters": {name: {"string_value": json.dumps(parameters)}}})
+    own = {name: {"string_value": json.dumps(parameters)}}
+    return json.dumps({"name": "x", "parameters": own, "instance_group": [{"count": 3}, {"count": 2}]})
 
 
 def test_lane_read_as_render_wrote_it() -> None:
@@ -76,6 +80,7 @@ def test_lane_read_as_render_wrote_it() -> None:
 def test_entry_read_as_render_wrote_it() -> None:
     read = EntryConfig.from_model_config(model_config("entry", ENTRY))
     assert read.buckets == (BucketRoute(64, "encoder_64", 8, "together"),)
+    assert read.processes == 5
     assert {key: getattr(read, key) for key in ENTRY if key != "buckets"} == {
         key: tuple(value) if isinstance(value, list) else value for key, value in ENTRY.items() if key != "buckets"
     }

@@ -1,16 +1,18 @@
-"""The long lane's worker: bounded, all or none, merged by bucket, refused at the end."""
+"""The long lane's worker: bounded, all or none, in the order of the levels, merged by bucket, refused at the end."""
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from builders.serving.entry.config import BucketRoute
+from builders.serving.entry.config import BucketRoute, Level
 from builders.serving.entry.group import Group, Row
-from builders.serving.entry.longlane import LongLane
+from builders.serving.entry.longlane import LongLane, LongRules
 from builders.serving.entry.ticket import Ticket
 from tests.serving.parts import PAD, PATIENCE_S, Mailbox, eventually, expected, lane, route, ticket, vectors
 
@@ -59,15 +61,34 @@ def texts(own: Ticket, bucket: BucketRoute = LONG) -> list[tuple[BucketRoute, Ro
     return [(bucket, Row(own, index)) for index in range(len(own.tokens))]
 
 
-def late(count: int, mailbox: Mailbox, length: int = 10) -> Ticket:
-    own = ticket(*[length] * count)
+def late(count: int, mailbox: Mailbox, length: int = 10, level: Level = "interactive") -> Ticket:
+    own = ticket(*[length] * count, level=level)
     own.late, own.send = True, mailbox
     return own
 
 
-def opened(lanes: list[LongLane], run: Lane, *, workers: int = 1, bound: int = 10) -> LongLane:
-    lanes.append(LongLane(run, workers, bound))
+def rules(bound: int, *, interactive_s: float = 600, background_s: float = 600, every: int = 5) -> LongRules:
+    return LongRules(bound, {"interactive": 1000 * interactive_s, "background": 1000 * background_s}, every)
+
+
+class Clock:
+    """Stands still until it is moved."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def opened(lanes: list[LongLane], run: Lane, *, workers: int = 1, bound: int = 10, **order: Any) -> LongLane:
+    lanes.append(LongLane(run, workers, rules(bound, **order)))
     return lanes[-1]
+
+
+def run_names(run: Lane, owners: dict[str, Ticket]) -> list[str]:
+    """The groups that were run, each as the names of its tickets."""
+    names = {id(own): name for name, own in owners.items()}
+    return ["".join(names[id(row.ticket)] for row in group.rows) for group in run.groups]
 
 
 def test_text_answered_and_nothing_held_afterwards(run: Lane, lanes: list[LongLane]) -> None:
@@ -159,7 +180,7 @@ def test_groups_run_at_once_when_there_are_several_workers(lanes: list[LongLane]
         meeting.wait(PATIENCE_S)
         group.deliver(lane(group.route, group.tensors(PAD)))
 
-    long = LongLane(run, workers=3, bound=64)
+    long = LongLane(run, 3, rules(64))
     for bucket in (route(16, batch=1), route(32, batch=1), route(64, batch=1)):
         assert long.offer(texts(late(1, mailbox, bucket.length), bucket)) is None
     mailbox.expect(3)
@@ -213,16 +234,16 @@ def test_waiting_refused_and_running_finished_when_closed(run: Lane, lanes: list
 def test_offer_refused_after_the_close(run: Lane, lanes: list[LongLane]) -> None:
     long = opened(lanes, run)
     long.close(PATIENCE_S)
-    refusal = long.offer(texts(ticket(10)))
+    refusal = long.offer(texts(ticket(10, level="interactive")))
     assert refusal
     assert (refusal.kind, "shutting down" in refusal.message) == ("overloaded", True)
 
 
 def test_threads_end_when_closed(run: Lane) -> None:
     before = set(threading.enumerate())
-    long = LongLane(run, workers=4, bound=8)
+    long = LongLane(run, 4, rules(8))
     own = set(threading.enumerate()) - before
-    assert len(own) == 4
+    assert len(own) == 5, "four workers and the timeouts'"
     long.close(PATIENCE_S)
     assert not any(thread.is_alive() for thread in own)
 
@@ -247,3 +268,174 @@ def test_nothing_held_after_the_close(run: Lane, lanes: list[LongLane]) -> None:
     run.gate.set()
     closing.join(PATIENCE_S)
     assert long.held == 0
+
+
+# The two levels
+
+
+def filled(long: LongLane, run: Lane, mailbox: Mailbox, order: str, bucket: BucketRoute = LONG) -> dict[str, Ticket]:
+    """One text each, in this order, while the worker is busy: capitals interactive, the others background."""
+    owners = {"_": late(1, mailbox)}
+    long.offer(texts(owners["_"]))
+    run.wait_for_a_group()
+    for name in order:
+        owners[name] = late(1, mailbox, bucket.length, "interactive" if name.isupper() else "background")
+        assert long.offer(texts(owners[name], bucket)) is None
+    return owners
+
+
+def test_interactive_taken_first_when_background_came_before(run: Lane, lanes: list[LongLane]) -> None:
+    long, mailbox = opened(lanes, run, bound=64), Mailbox()
+    owners = filled(long, run, mailbox, "abcdABCD")
+    run.gate.set()
+    mailbox.expect(len(owners))
+    assert run_names(run, owners) == ["_", "ABC", "D", "abc", "d"]
+
+
+def test_background_taken_every_fifth_time_when_interactive_never_ends(run: Lane, lanes: list[LongLane]) -> None:
+    one = route(16, "long", batch=1)
+    long, mailbox = opened(lanes, run, bound=64), Mailbox()
+    owners = filled(long, run, mailbox, "abcABCDEFGHIJ", one)
+    run.gate.set()
+    mailbox.expect(len(owners))
+    assert "".join(run_names(run, owners)) == "_ABCDaEFGHbIJc"
+
+
+def test_turns_not_counted_when_no_background_waits(run: Lane, lanes: list[LongLane]) -> None:
+    one = route(16, "long", batch=1)
+    long, mailbox = opened(lanes, run, bound=64, every=2), Mailbox()
+    first = filled(long, run, mailbox, "ABCDEF", one)
+    run.gate.set()
+    mailbox.expect(7)
+    for _ in "ABCDEF":
+        run.wait_for_a_group()
+    assert "".join(run_names(run, first)) == "_ABCDEF"
+    run.groups.clear()
+    run.gate.clear()
+    second = filled(long, run, mailbox, "aAB", one)
+    run.gate.set()
+    mailbox.expect(11)
+    assert "".join(run_names(run, second)) == "_AaB", "background waits for one interactive text, not for none"
+
+
+def test_background_holds_half_the_bound_and_interactive_all_of_it(run: Lane, lanes: list[LongLane]) -> None:
+    long, mailbox = opened(lanes, run, bound=8), Mailbox()
+    for _ in range(4):
+        assert long.offer(texts(late(1, mailbox, level="background"))) is None
+    refusal = long.offer(texts(late(1, mailbox, level="background")))
+    assert refusal
+    assert refusal.kind == "overloaded"
+    assert refusal.message == (
+        "the long lane holds 4 background texts and cannot take 1 more; limit: 4, half of lanes.long.bound; send long "
+        "texts more slowly, try again later, or send class=interactive with what somebody waits for"
+    )
+    assert (long.held_by("background"), long.held_by("interactive")) == (4, 0)
+    assert long.offer(texts(late(4, mailbox))) is None
+    assert long.offer(texts(late(1, mailbox))) is not None
+    assert (long.held_by("background"), long.held_by("interactive"), long.held) == (4, 4, 8)
+    run.gate.set()
+    mailbox.expect(5)
+    assert eventually(lambda: long.held == 0)
+
+
+def test_interactive_fills_the_whole_bound_when_it_is_alone(run: Lane, lanes: list[LongLane]) -> None:
+    long = opened(lanes, run, bound=8)
+    assert long.offer(texts(late(8, Mailbox()))) is None
+
+
+def test_background_request_larger_than_half_taken_only_when_it_is_alone(run: Lane, lanes: list[LongLane]) -> None:
+    long, mailbox = opened(lanes, run, bound=8), Mailbox()
+    assert long.offer(texts(late(7, mailbox, level="background"))) is None
+    assert long.offer(texts(late(1, mailbox, level="background"))) is not None
+    run.gate.set()
+    mailbox.expect(1)
+    assert eventually(lambda: long.held == 0)
+    assert long.offer(texts(late(9, mailbox, level="background"))) is not None, "more than the bound is never taken"
+
+
+# Timeouts
+
+
+@pytest.mark.parametrize(("level", "other"), [("interactive", "background"), ("background", "interactive")])
+def test_text_refused_in_time_when_it_waits_too_long_behind_a_busy_worker(
+    level: Level, other: Level, run: Lane, lanes: list[LongLane]
+) -> None:
+    long, mailbox = opened(lanes, run, **{f"{level}_s": 0.2}), Mailbox()
+    running = late(1, mailbox, level=level)
+    long.offer(texts(running))
+    run.wait_for_a_group()
+    waiting, patient = late(2, mailbox, level=level), late(1, mailbox, level=other)
+    began = time.monotonic()
+    long.offer(texts(waiting))
+    long.offer(texts(patient))
+    assert mailbox.expect(1) == [waiting]
+    assert 0.2 <= time.monotonic() - began < 2
+    assert waiting.refusal
+    assert waiting.refusal.kind == "timeout"
+    assert re.fullmatch(
+        r"Request timeout expired in the long lane: it waited \d+ ms; limit: 200 ms "
+        rf"\(entry\.{level}\.timeout_ms\); try again after a pause, or send fewer long texts",
+        waiting.refusal.message,
+    )
+    assert long.held == 2
+    run.gate.set()
+    mailbox.expect(3)
+    assert running.refusal is None, "what runs is finished, however long it takes"
+    assert patient.refusal is None
+    assert sum(len(group.rows) for group in run.groups) == 2
+
+
+def test_expired_text_never_computed_when_the_worker_comes_before_the_watch(run: Lane) -> None:
+    clock, mailbox = Clock(), Mailbox()
+    long = LongLane(run, 1, rules(10, interactive_s=5), clock)
+    first, old, new = late(1, mailbox), late(1, mailbox), late(1, mailbox)
+    long.offer(texts(first))
+    run.wait_for_a_group()
+    long.offer(texts(old))
+    clock.now += 4
+    long.offer(texts(new))
+    clock.now += 2  # the watch sleeps five real seconds from the first offer on
+    run.gate.set()
+    mailbox.expect(3)
+    long.close(PATIENCE_S)
+    assert (old.refusal or new.refusal) is old.refusal is not None
+    assert "it waited 6000 ms; limit: 5000 ms" in old.refusal.message
+    assert [id(row.ticket) for group in run.groups for row in group.rows] == [id(first), id(new)]
+
+
+def test_request_answered_once_when_a_part_of_it_expires_and_a_part_runs(run: Lane, lanes: list[LongLane]) -> None:
+    long, mailbox = opened(lanes, run, interactive_s=0.1), Mailbox()
+    own = late(5, mailbox)
+    long.offer(texts(own))  # three run, two wait
+    run.wait_for_a_group()
+    assert eventually(lambda: long.held == 3)
+    assert not mailbox.sent, "a lane still works on it"
+    run.gate.set()
+    assert mailbox.expect(1) == [own]
+    assert own.refusal
+    assert own.refusal.kind == "timeout"
+    assert eventually(lambda: long.held == 0)
+
+
+def test_cancelled_text_not_computed_when_its_client_left_while_it_waited(lanes: list[LongLane]) -> None:
+    computed: list[int] = []
+    gate, mailbox, gone = threading.Event(), Mailbox(), threading.Event()
+
+    def compute(group: Group) -> None:
+        assert gate.wait(PATIENCE_S)
+        group = group.without_given_up()
+        computed.extend(len(row.ids) for row in group.rows)
+        group.deliver(lane(group.route, group.tensors(PAD)))
+
+    long = LongLane(compute, 1, rules(10))
+    lanes.append(long)
+    first, left = late(1, mailbox, 10), late(1, mailbox, 11)
+    left.cancelled = gone.is_set
+    long.offer(texts(first))
+    long.offer(texts(left))
+    gone.set()
+    gate.set()
+    mailbox.expect(2)
+    assert left.refusal
+    assert left.refusal.kind == "cancelled"
+    assert computed == [10]

@@ -180,7 +180,7 @@ def test_pairs_refused_when_they_are_not_as_many_as_the_texts(count: int) -> Non
 # Parameters
 
 
-@pytest.mark.parametrize("parameters", ["", "{}", '{"class": "batch", "other": 3}'])
+@pytest.mark.parametrize("parameters", ["", "{}", '{"class": "background", "other": 3}'])
 def test_models_own_options_taken_when_the_parameters_do_not_say(parameters: str) -> None:
     answer = read_question(column([b"x"]), None, parameters, settings())
     assert answer == Question(("x",), None, Options("end", None, "", None, "simple"))
@@ -291,3 +291,21 @@ def test_parameter_of_another_task_refused(name: str, value: object, task: str, 
 def test_value_cut_in_the_message_when_it_is_long() -> None:
     for name in ("truncate", "prompt"):
         assert len(refused([b"x"], **{name: "x" * 100_000})) < 300
+
+
+# The level
+
+
+def test_level_is_background_when_the_request_names_none() -> None:
+    assert options().level == "background"
+
+
+@pytest.mark.parametrize("level", ["interactive", "background"])
+def test_level_read_from_the_parameter_class(level: str) -> None:
+    assert options(**{"class": level}).level == level
+
+
+@pytest.mark.parametrize("value", ["urgent", "", 1, True, None, ["interactive"]])
+def test_request_refused_when_its_class_is_unknown(value: object) -> None:
+    message = refused([b"x"], **{"class": value})
+    assert message == f"parameter class is {value!r}; allowed: 'interactive' or 'background'"

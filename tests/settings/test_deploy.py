@@ -170,7 +170,7 @@ def test_typo_refused_with_the_key_that_was_meant(
 def test_unknown_key_like_no_other_refused_with_the_known_ones(tmp_path: Path) -> None:
     message = refused(tmp_path, GOOD | {"zzz": 1})
     assert "zzz: 1" in message
-    assert "buckets, engine, entry, extends, lanes, model, models, objectives, repository" in message
+    assert "buckets, engine, ensembles, entry, extends, lanes, model, models, objectives, repository" in message
     assert "to do: remove it" in message
 
 
@@ -240,6 +240,24 @@ CONFLICTS = {
         "fp32 or int8 with engine.kind onnxruntime",
         "set engine.precision to fp32",
     ),
+    "degrade below not under above": (
+        {"entry": {"degrade": {"enabled": True, "above": 64, "below": 64}}},
+        "entry.degrade.below: 64",
+        "less than entry.degrade.above = 64, or it would switch to and fro",
+        "set entry.degrade.below to 16",
+    ),
+    "degrade above both queues": (
+        {"entry": {"degrade": {"enabled": True, "above": 9217}}},
+        "entry.degrade.above: 9217",
+        "at most 9216, the queue sizes of both levels",
+        "lower entry.degrade.above",
+    ),
+    "small batch no smaller": (
+        {"entry": {"degrade": {"enabled": True, "batch": 32}}},
+        "entry.degrade.batch: 32",
+        "less than entry.batch = 32",
+        "lower entry.degrade.batch",
+    ),
     "long bound below the entry's batch": (
         {"lanes": {"long": {"bound": 31}}},
         "lanes.long.bound: 31",
@@ -287,6 +305,9 @@ def test_conflict_refused_with_field_value_limit_and_remedy(tmp_path: Path, case
         {"engine": {"max_batch_tokens": 256}},
         {"engine": {"kind": "onnxruntime", "precision": "int8"}},
         {"engine": {"batch_steps": [1]}},
+        # Numbers of what is off are never used.
+        {"entry": {"degrade": {"above": 1, "below": 9, "batch": 64}}},
+        {"entry": {"degrade": {"enabled": True, "above": 9216, "below": 9215, "batch": 31}}},
         # No bucket of the long lane: its bound is never used.
         {"buckets": [128], "lanes": {"long": {"bound": 1}}},
         # No bucket lies between the lanes, so nothing is an orphan.
@@ -329,3 +350,19 @@ def test_one_key_of_a_level_given_keeps_the_default_of_the_other(tmp_path: Path)
 
 def test_typo_in_extends_refused_with_the_key_that_was_meant(tmp_path: Path) -> None:
     assert "did you mean extends?" in refused(tmp_path, GOOD | {"extend": "base.yaml"})
+
+
+# Ensembles
+
+
+@pytest.mark.parametrize(
+    ("buckets", "words"),
+    [([256, 128], "rising, none twice"), ([128, 128], "rising, none twice"), ([100], "some of `buckets`")],
+    ids=["falling", "twice", "no bucket"],
+)
+def test_ensembles_refused_when_their_buckets_are_none_of_the_deployments(
+    tmp_path: Path, buckets: list[int], words: str
+) -> None:
+    message = refused(tmp_path, GOOD | {"ensembles": {"buckets": buckets}})
+    assert "ensembles.buckets" in message
+    assert words in message

@@ -86,11 +86,13 @@ def test_list_of_one_needs_no_name(tmp_path: Path) -> None:
     assert load_settings(write(tmp_path / "deploy.yaml", {"models": [B]})).entry_model == "encode_topics"
 
 
-@pytest.mark.parametrize("name", [None, "", "128", "1st", "_a", "Mini", "mini-lm", "mini lm", "é", "a" * 65, 7, "a\n"])
+@pytest.mark.parametrize(
+    "name", [None, "", "128", "1st", "_a", "Mini", "mini-lm", "mini lm", "é", "a" * 65, 7, "a\n", "bert_2"]
+)
 def test_name_that_could_be_no_model_of_its_own_refused(tmp_path: Path, name: object) -> None:
     message = refused(tmp_path, {"models": [A, B | {"name": name}]})
     assert "models, item 2: this name cannot be one" in message
-    assert "a letter first, at most 64" in message
+    assert "a letter first, no _<number> last, at most 64" in message
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
@@ -102,13 +104,13 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "both forms": ({"models": [A], "model": A["model"]}, "has `model` and `models`; to do: describe one model"),
     "a key of the model": (
         {"models": [{"name": "a", "source": "x"}]},
-        "item 1 (a): no such section: 'source'; limit: name, model, buckets, lanes, entry, engine, objectives; "
-        "to do: write it below `model`",
+        "item 1 (a): no such section: 'source'; limit: name, model, buckets, lanes, entry, ensembles, "
+        "engine, objectives; to do: write it below `model`",
     ),
     "an own repository": (
         {"models": [A | {"repository": "x"}]},
-        "(minilm): no such section: 'repository'; limit: name, model, buckets, lanes, entry, engine, objectives; "
-        "to do: write it beside `models`",
+        "(minilm): no such section: 'repository'; limit: name, model, buckets, lanes, entry, ensembles, "
+        "engine, objectives; to do: write it beside `models`",
     ),
     "a typo of a section": ({"models": [A | {"bucket": [1]}]}, "(minilm): no such section: 'bucket'"),
     "no model": ({"models": [A, {"name": "topics"}]}, "models.topics.model: missing"),

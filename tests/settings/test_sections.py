@@ -54,7 +54,7 @@ def refusal(folder: Path, name: str, value: object) -> str:
     """The message for one wrong value, the rest being as good as can be."""
     document: dict[str, Any] = {"model": {"source": "package:any/model"}}
     own = value
-    if name in ("buckets", "engine.gpus", "engine.batch_steps", "model.dimensions"):
+    if name in ("buckets", "engine.gpus", "engine.batch_steps", "model.dimensions", "ensembles.buckets"):
         own = [value]
     if name.startswith(("entry.interactive.", "entry.background.")):
         document["entry"] = {name.split(".")[1]: {"timeout_ms": 100, "queue_size": 10}}

@@ -1,4 +1,4 @@
-"""The default model's graph and the TensorRT-RTX that builds plans without a GPU."""
+"""The default model's graph in FP16, and the TensorRT-RTX that builds plans without a GPU."""
 
 from __future__ import annotations
 
@@ -9,16 +9,6 @@ import pytest
 
 from builders.precision import convert
 from builders.tensorrt.adapter import TensorRT, open_tensorrt
-from tests.builders.conftest import (
-    minilm_onnx,
-    minilm_report,
-    minilm_source,
-    small_external,
-    small_onnx,
-    small_source,
-)
-
-__all__ = ["minilm_onnx", "minilm_report", "minilm_source", "small_external", "small_onnx", "small_source"]
 
 
 @pytest.fixture(scope="session")

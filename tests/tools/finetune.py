@@ -19,7 +19,7 @@ import numpy as np
 from builders.settings import ModelSettings
 from builders.source import open_source
 from builders.verify.data import TextPairs, first_words, trec_questions, verse_pairs
-from tests.builders.conftest import MINILM
+from tests.conftest import MINILM
 
 Kind = Literal["classifier", "cross-encoder"]
 Batch = tuple[list[str], list[str] | None, Any]

@@ -34,12 +34,35 @@ def repositories(folder: Path, models: list[dict[str, Any]], **overrides: Any) -
     return [build(settings, CACHE, print, BuildOptions(gate=False)) for settings in load_deployments(file)]
 
 
-def timed_repository(folder: Path, service_s: float, base: str = "deploy.cpu.yaml", **overrides: Any) -> BuildResult:
-    """A repository whose bucket models take `service_s` seconds a batch and no CPU."""
+def timed_repository(
+    folder: Path,
+    service_s: float,
+    base: str = "deploy.cpu.yaml",
+    *,
+    long_s: float | None = None,
+    per_text_s: float = 0.0,
+    **overrides: Any,
+) -> BuildResult:
+    """A repository whose bucket models take a known time and no CPU.
+
+    Args:
+        folder: where to build it.
+        service_s: seconds a batch.
+        base: settings file that the overrides are for.
+        long_s: seconds a batch of buckets above 512 tokens; as the others when left out.
+        per_text_s: seconds more for each text of a batch.
+        overrides: settings.
+    """
     built = repository(folder, base, **overrides)
     code = Path(__file__).with_name("timed_lane.py").read_text(encoding="utf-8")
-    code = code.replace("SERVICE_S = 0.0", f"SERVICE_S = {service_s}")
     for model in built.models:
         if model.startswith("encoder_"):
-            (built.repository / model / str(built.version) / "model.py").write_text(code, encoding="utf-8")
+            is_long = int(model.removesuffix("_queued").rsplit("_", 1)[1]) > 512
+            own = long_s if is_long and long_s is not None else service_s
+            timed = code.replace("SERVICE_S = 0.0", f"SERVICE_S = {own}")
+            timed = timed.replace("PER_TEXT_S = 0.0", f"PER_TEXT_S = {per_text_s}")
+            version = built.repository / model / str(built.version)
+            # The queued lane of an ensemble is the lane's own model, with its wake-up around it.
+            file = version / "lanes_lane/model.py" if model.endswith("_queued") else version / "model.py"
+            file.write_text(timed, encoding="utf-8")
     return built

@@ -10,7 +10,7 @@ from typing import Any
 
 from builders.settings import ModelSettings
 from builders.source import open_source
-from tests.builders.conftest import MINILM
+from tests.conftest import MINILM
 
 #: Longest text of these models, tokens.
 LIMIT = 64

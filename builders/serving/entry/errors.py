@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
-Kind = Literal["invalid", "overloaded", "cancelled", "failed"]
+Kind = Literal["invalid", "overloaded", "timeout", "cancelled", "failed"]
+#: Every kind, in the order above.
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 @dataclass(frozen=True)
@@ -13,7 +15,8 @@ class Refusal:
     """Why a request gets no vectors.
 
     Attributes:
-        kind: `invalid` (INVALID_ARGUMENT), `overloaded` (UNAVAILABLE), `cancelled` (CANCELLED), `failed` (INTERNAL).
+        kind: `invalid` (INVALID_ARGUMENT), `overloaded` and `timeout` (UNAVAILABLE), `cancelled` (CANCELLED),
+            `failed` (INTERNAL).
         message: what happened, the value, the limit, what to do.
     """
 

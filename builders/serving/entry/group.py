@@ -35,6 +35,11 @@ class Row:
         """INT32 [length]."""
         return self.ticket.pieces[self.index].ids
 
+    @property
+    def interactive(self) -> bool:
+        """Whether its request says that it is."""
+        return self.ticket.question.options.level == "interactive"
+
 
 @dataclass(frozen=True)
 class Group:
@@ -102,13 +107,18 @@ def rows_by_bucket(tickets: Iterable[Ticket], buckets: tuple[BucketRoute, ...]) 
     return {buckets[place]: result[place] for place in sorted(result)}
 
 
-def groups_of(route: BucketRoute, rows: list[Row]) -> Iterator[Group]:
+def groups_of(route: BucketRoute, rows: list[Row], most: int | None = None) -> Iterator[Group]:
     """Cut the rows of a bucket into the fewest calls the lane takes, about equally full, texts of like length together.
+
+    With `most` a call has at most so many rows, if the lane takes more, and those of interactive requests come first.
 
     Equal shares keep two engines busy for the same time; like lengths let the CPU engine trim its padding.
     """
-    ordered = sorted(rows, key=lambda row: row.ids.size)
-    calls = -(-len(ordered) // route.batch)
+    if most is None:
+        ordered, most = sorted(rows, key=lambda row: row.ids.size), route.batch
+    else:
+        ordered, most = sorted(rows, key=lambda row: (not row.interactive, row.ids.size)), min(route.batch, most)
+    calls = -(-len(ordered) // most)
     edges = [len(ordered) * call // calls for call in range(calls + 1)]
     for begin, end in pairwise(edges):
         yield Group(route, tuple(ordered[begin:end]))

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from .config import Aggregation, EntryConfig
+from .config import LEVELS, Aggregation, EntryConfig, Level
 from .errors import Refusal
 
 Truncate = Literal["end", "start", "error", "chunk"]
@@ -30,6 +30,7 @@ class Options:
         prompt: text put before each text, "" for none.
         dimensions: size of the vectors; None: the model's own.
         aggregation: how tokens become entities.
+        level: order inside the long lane, from the parameter `class`; Triton does not tell a model the `priority`.
     """
 
     truncate: Truncate = "end"
@@ -37,6 +38,7 @@ class Options:
     prompt: str = ""
     dimensions: int | None = None
     aggregation: Aggregation = "simple"
+    level: Level = "background"
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,7 @@ def read_options(parameters: dict[str, Any], config: EntryConfig) -> Options:
         prompt=_prompt(parameters, config),
         dimensions=_dimensions(parameters, config),
         aggregation=_choice(parameters, "aggregation", AGGREGATIONS, config.aggregation),
+        level=_choice(parameters, "class", LEVELS, "background"),
     )
 
 

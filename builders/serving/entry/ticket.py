@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from .errors import Refusal
 from .request import Question
 from .tokenise import Piece, Tokens
+from .tracing import Parent
 
 _LOG = logging.getLogger(__name__)
 #: Stands for a row that no lane has answered yet.
@@ -33,6 +34,7 @@ class Ticket:
         refusal: the first thing that went wrong.
         late: the answer leaves through `send` and not with the batch.
         send: called once with the finished ticket when `late`.
+        parent: the request's place in its trace; None when it is not traced.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Ticket:
         self.refusal: Refusal | None = None
         self.late = False
         self.send: Callable[[Ticket], None] | None = None
+        self.parent: Parent | None = None
         self.cancelled = cancelled
         self._owed = len(self.pieces)
         self._lock = threading.Lock()

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .config import EntryConfig
 from .cutting import Cut, common_start, own_tokens, window_count, window_cuts
 from .errors import Refusal
 from .request import Options, Question
@@ -279,6 +280,29 @@ class Tokeniser:
         if fast.type_ids != whole.type_ids:
             # Without a post-processor the fast call gives zeros alone (tokenizers 0.23).
             self._encode = self._tokenizer.encode_batch
+
+
+def open_tokeniser(path: Path, config: EntryConfig) -> Tokeniser:
+    """The tokeniser of a version, warmed up.
+
+    Args:
+        path: its tokenizer.json.
+        config: its settings.
+
+    Raises:
+        ValueError: as `Tokeniser`.
+    """
+    tokenise = Tokeniser(
+        path,
+        config.max_tokens,
+        config.tokenizer_threads,
+        spans=config.per_token,
+        segment=config.segment,
+        overlap=config.overlap,
+        max_windows=config.max_windows,
+    )
+    tokenise(["warm up"])
+    return tokenise
 
 
 @dataclass(frozen=True, slots=True)

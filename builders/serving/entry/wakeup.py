@@ -31,9 +31,17 @@ class WakeUp:
             Called from several threads.
         quiet_s: seconds without work before the first one is sent.
         failed: told about an error of `send`.
+        at_once: calls of `send` that may wait for their rejection. Triton rejects a wake-up when it comes to it, behind
+            all that waits in its level, so a backlog of more batches than this stalls when nothing new comes.
     """
 
-    def __init__(self, send: Callable[[], bool], quiet_s: float, failed: Callable[[Exception], None]):
+    def __init__(
+        self,
+        send: Callable[[], bool],
+        quiet_s: float,
+        failed: Callable[[Exception], None],
+        at_once: int = ATTEMPTS,
+    ):
         """See the class."""
         self._send, self._quiet, self._failed = send, quiet_s, failed
         self._due: float | None = None
@@ -41,7 +49,7 @@ class WakeUp:
         self._heard = -1
         self._closed = False
         self._changed = threading.Condition()
-        self._pool = ThreadPoolExecutor(ATTEMPTS, thread_name_prefix="wake-up")
+        self._pool = ThreadPoolExecutor(at_once, thread_name_prefix="wake-up")
         self._thread = threading.Thread(target=self._watch, name="wake-up", daemon=True)
         self._thread.start()
 
@@ -91,6 +99,11 @@ class WakeUp:
                 return
 
     def _try(self, spell: int) -> None:
+        with self._changed:
+            # One that had to wait for a place, while those before it waited behind a backlog. Sent now it would only
+            # take the place of the next spell's, and wait in its turn behind what has come since.
+            if self._closed or self._spell != spell or self._heard >= spell:
+                return
         try:
             heard = self._send()
         except Exception as error:  # the queue must still be woken next time

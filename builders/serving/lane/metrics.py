@@ -56,6 +56,8 @@ class LaneMetrics:
             # Kept: an increment fails once the family is gone.
             self._families[name] = pb_utils.MetricFamily(name=PREFIX + name, description=about, kind=kind)
             self._metrics[name] = self._families[name].Metric(labels=dict(labels))
+        #: Held while Triton is told.
+        self.telling = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, name="lane-metrics", daemon=True)
         self._thread.start()
@@ -70,7 +72,8 @@ class LaneMetrics:
         last = self._stop.wait(1.0)
         while True:
             try:
-                self._tell()
+                with self.telling:
+                    self._tell()
             except Exception as error:  # metrics must not end a lane
                 self._warn(f"the lane's metrics could not be told: {error}")
                 return
