@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import datetime
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from builders.bench.session import Session
@@ -75,7 +73,6 @@ def bench(
     """Measure the product, a naive server and installed peers side by side, and hold the product to its stop line."""
     from builders.bench.driver import terminable
     from builders.bench.load import LoadSpec
-    from builders.source import open_source
     from clients.errors import EncoderError
     from clients.load.texts import Mix, read_corpus
 
@@ -94,19 +91,7 @@ def bench(
             corpus=corpus,
             seed=seed,
         )
-        root = config.resolve().parent / "build"
-        stamp = datetime.datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
-        setup = Session(
-            command="bench",
-            settings=settings,
-            source=open_source(settings.model),
-            load=load,
-            config=config,
-            cache=cache or root / "cache",
-            output=output or root / "bench" / stamp,
-            screen=Console(highlight=False),
-            say=Console(stderr=True, highlight=False),
-        )
+        setup = Session.opened("bench", settings, load, config, cache=cache, output=output)
         venvs, batches, ladders = tuple(peer_venv or ()), tuple(peer_batch or (4,)), ladder_rounds if ladder else 0
         with terminable():
             if paired is not None:

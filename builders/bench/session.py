@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,6 +41,38 @@ class Session:
     output: Path
     screen: Console
     say: Console
+
+    @classmethod
+    def opened(
+        cls,
+        command: str,
+        settings: DeploySettings,
+        load: LoadSpec,
+        config: Path,
+        *,
+        cache: Path | None,
+        output: Path | None,
+    ) -> Session:
+        """A session with the model opened; folders that were not named lie below `build/` beside the settings file.
+
+        Raises:
+            BuilderError: the model cannot be opened.
+        """
+        from builders.source import open_source
+
+        root = config.resolve().parent / "build"
+        stamp = datetime.datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
+        return cls(
+            command=command,
+            settings=settings,
+            source=open_source(settings.model),
+            load=load,
+            config=config,
+            cache=cache or root / "cache",
+            output=output or root / command / stamp,
+            screen=Console(highlight=False),
+            say=Console(stderr=True, highlight=False),
+        )
 
     @property
     def work(self) -> Path:

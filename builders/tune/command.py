@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from builders.bench.session import Session
@@ -79,7 +77,6 @@ def tune(
     """Sweep window, batch, processes, threads and buckets, and choose what is best within the stop line."""
     from builders.bench.driver import terminable
     from builders.bench.load import LoadSpec
-    from builders.source import open_source
     from builders.tune.axis import parse_grid
     from clients.errors import EncoderError
     from clients.load.texts import DEFAULT_MIX, Mix, read_corpus
@@ -102,19 +99,7 @@ def tune(
             corpus=corpus,
             seed=seed,
         )
-        root = config.resolve().parent / "build"
-        stamp = datetime.datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
-        setup = Session(
-            command="tune",
-            settings=settings,
-            source=open_source(settings.model),
-            load=load,
-            config=config,
-            cache=cache or root / "cache",
-            output=output or root / "tune" / stamp,
-            screen=Console(highlight=False),
-            say=Console(stderr=True, highlight=False),
-        )
+        setup = Session.opened("tune", settings, load, config, cache=cache, output=output)
         axes = _axes(setup, names, cells, tuple(bucket_count or ()))
         with terminable():
             code = _tune(setup, axes, noise, apply)
