@@ -7,7 +7,7 @@
 * `options`       what a call may ask; `connection` address, TLS, keys; `retry` what is sent again
 * `result`        what a call gives; `reading` makes it
 * `errors`        what a call can fail with; `failures` is the table from statuses to them
-* `cli`           `python -m clients`
+* `cli`           `python -m clients`; `commands`, and what they show with, `progress` and `screen`
 
 Example:
     >>> from clients import EncoderClient

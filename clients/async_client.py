@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Unpack
 
 from clients.async_session import AsyncSession
@@ -67,8 +68,10 @@ class AsyncEncoderClient(AsyncSession):
         return self._results(self._core.encoding_work(texts, prompt, dimensions, options))
 
     async def _results(self, work: Work) -> AsyncIterator[EncodeResult]:
-        async for arrays in self._run(work):
-            yield encode_result(arrays, work.exchange.retries)
+        # Closed along with this one: left to the event loop, it would cancel its requests some time later.
+        async with aclosing(self._run(work)) as parts:
+            async for arrays in parts:
+                yield encode_result(arrays, work.exchange.retries)
 
     async def classify(
         self, texts: Texts, *, pairs: Texts | None = None, top_k: int | None = None, **options: Unpack[CallOptions]
@@ -122,6 +125,6 @@ class AsyncEncoderClient(AsyncSession):
     ) -> Floats:
         """See EncoderClient.similarity."""
         first = [one.decode() for one in utf8(texts)]
-        second = [] if others is None else [one.decode() for one in utf8(others, "others")]
+        second = [] if others is None else [one.decode() for one in utf8(others, "others", len(first))]
         result = await self.encode(first + second, prompt=prompt, dimensions=dimensions, **options)
         return cosines(result, len(first), others is not None)

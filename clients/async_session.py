@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from types import TracebackType
 from typing import Any, Self, Unpack
 
@@ -26,8 +26,6 @@ class AsyncSession:
     def __init__(self, url: str = "127.0.0.1:8001", **options: Unpack[ClientOptions]) -> None:
         """Keeps the settings; see the class."""
         self._core = Core(url, **options)
-        if self._core.address.tls and self._core.address.protocol == "http":
-            self._core.address.tls.context()  # a wrong file is the caller's error now, not the first request's
         self._transport: AsyncTransport | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
@@ -89,7 +87,7 @@ class AsyncSession:
     async def _all(self, work: Work) -> Arrays:
         return join([arrays async for arrays in self._run(work)], self.url)
 
-    async def _run(self, work: Work) -> AsyncIterator[Arrays]:
+    async def _run(self, work: Work) -> AsyncGenerator[Arrays, None]:
         """Drives the exchange: sends, waits, settles; yields the answers in order."""
         exchange, transport = work.exchange, self._opened()
         outcomes: asyncio.Queue[tuple[int, Outcome]] = asyncio.Queue()

@@ -17,7 +17,8 @@ class EncoderClient(Session):
 
     Any number of texts may be given: they travel in requests of at most `batch` texts, several at a time over kept
     connections, and come back in order. One client serves any number of threads; each call has its own bound on
-    requests in flight, so that a long list in one thread does not hold up a single text in another.
+    requests in flight, so that a long list in one thread does not hold up a single text in another. It belongs to the
+    process that opened it: after a fork each process makes its own.
 
     Args:
         url: host:port of Triton's gRPC endpoint (8001 by default), or http://host:port of its HTTP endpoint (8000);
@@ -263,6 +264,6 @@ class EncoderClient(Session):
             (1, 2)
         """
         first = [one.decode() for one in utf8(texts)]
-        second = [] if others is None else [one.decode() for one in utf8(others, "others")]
+        second = [] if others is None else [one.decode() for one in utf8(others, "others", len(first))]
         result = self.encode(first + second, prompt=prompt, dimensions=dimensions, **options)
         return cosines(result, len(first), others is not None)

@@ -17,7 +17,7 @@ Protocol = Literal["grpc", "http"]
 _FORM = "host:port or grpc[s]://host:port for gRPC, http[s]://host:port for HTTP"
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://")
 _GRPC_RESOLVERS = ("dns", "ipv4", "ipv6", "unix", "passthrough", "xds")
-_HEADER = re.compile(r"^[A-Za-z0-9_.-]+$")
+_HEADER = re.compile(r"[A-Za-z0-9_.-]+")
 # Triton reads a restricted protocol's key from a gRPC header of this beginning, and from the bare one over HTTP:
 # its docs/customization_guide/inference_protocols.md, "Limit Endpoint Access".
 _RESTRICTED_GRPC = "triton-grpc-protocol-"
@@ -150,7 +150,7 @@ def check_headers(headers: Mapping[str, str] | None) -> Headers:
     """
     checked = []
     for name, value in (headers or {}).items():
-        if not isinstance(name, str) or not _HEADER.match(name) or name.lower().endswith("-bin"):
+        if not isinstance(name, str) or not _HEADER.fullmatch(name) or name.lower().endswith("-bin"):
             raise InvalidInput(
                 "a header's name is wrong", value=name, limit="ASCII letters, digits, - _ . and no -bin at the end"
             )

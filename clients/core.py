@@ -80,6 +80,8 @@ class Core:
         if not model:
             raise InvalidInput("model is empty", remedy="give the entry model's name, 'encode' by default")
         self.address = parse_address(url, transport, tls)
+        if self.address.tls:
+            self.address.tls.context()  # a wrong file is the caller's error now, not the first request's
         self.url, self.model = url, model
         self.batch = whole("batch", batch, 1024)
         self.concurrency = whole("concurrency", concurrency, 256)

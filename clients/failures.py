@@ -75,6 +75,13 @@ _LOAD = "wait until the model is loaded, or correct the model's name"
 # The first row that fits decides. Statuses that no row names are a ServerFailure.
 _KINDS: tuple[_Kind, ...] = (
     _Kind("INVALID_ARGUMENT", r"batch-size must be <=", InvalidInput, "", "give EncoderClient a smaller batch="),
+    _Kind(
+        "INVALID_ARGUMENT",
+        r"expected [0-9]+ inputs but got|unexpected inference input|missing required input",
+        InvalidInput,
+        "the model takes other inputs than the call sends",
+        "name an entry model whose task is the call's: single texts or pairs",
+    ),
     _Kind("INVALID_ARGUMENT", r"", InvalidInput, "", None),
     _Kind(
         "UNAVAILABLE",

@@ -39,10 +39,10 @@ def read_facts(config: Mapping[str, Any], url: str) -> ModelFacts:
         ServerFailure: a parameter is not what this client understands.
     """
     given = {name: str(value.get("string_value", "")) for name, value in config.get("parameters", {}).items()}
-    outputs = {output["name"]: output for output in config.get("output", ())}
-    named = next((name for name in _SIZED if name in outputs), None)
-    size = int(outputs[named]["dims"][-1]) if named in ("EMBEDDING", "SCORES") else None
     try:
+        outputs = {output["name"]: output for output in config.get("output", ())}
+        named = next((name for name in _SIZED if name in outputs), None)
+        size = int(outputs[named]["dims"][-1]) if named in ("EMBEDDING", "SCORES") else None
         dimensions = tuple(int(number) for number in json.loads(given.get("dimensions") or "[]"))
         if size is not None and size < 1:
             size = max(dimensions, default=None)
@@ -55,10 +55,10 @@ def read_facts(config: Mapping[str, Any], url: str) -> ModelFacts:
             prompts=tuple(str(name) for name in json.loads(given.get("prompts") or "[]")),
             limits=dict(json.loads(given.get("limits") or "{}")),
         )
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, LookupError) as error:
         raise ServerFailure(
-            "the model's parameters cannot be read",
-            value=str(error),
+            "the model's configuration cannot be read",
+            value=repr(error),
             remedy="use a client of the server's own version",
             url=url,
         ) from None

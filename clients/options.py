@@ -140,8 +140,8 @@ def _level(priority: object) -> int:
         return 0
     if isinstance(priority, str) and priority in _LEVELS:
         return _LEVELS[priority]
-    if isinstance(priority, int) and not isinstance(priority, bool) and priority in _CLASSES:
-        return priority
+    if isinstance(priority, int | np.integer) and not isinstance(priority, bool) and int(priority) in _CLASSES:
+        return int(priority)
     raise InvalidInput("unknown priority", value=priority, limit="'interactive' or 1, 'background' or 2, or None")
 
 
@@ -163,7 +163,7 @@ def seconds(name: str, value: object) -> float:
 
 
 def whole(name: str, value: object, most: int, least: int = 1) -> int:
-    """A whole number from `least` to `most`."""
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+    """A whole number from `least` to `most`; numpy's are taken too."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value <= most:
         raise InvalidInput(f"{name} is out of its limits", value=value, limit=f"a whole number from {least} to {most}")
-    return value
+    return int(value)

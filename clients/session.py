@@ -151,7 +151,13 @@ class Session:
     def _send(self, taken: tuple[int, Any], work: Work, outcomes: SimpleQueue[tuple[int, Outcome]]) -> Call:
         self._check_open()
         number, request = taken
-        return self._transport.send(request, work.options.remaining(), lambda outcome: outcomes.put((number, outcome)))
+        try:
+            return self._transport.send(
+                request, work.options.remaining(), lambda outcome: outcomes.put((number, outcome))
+            )
+        except ValueError:  # grpc's word for a channel that another thread has closed since
+            self._check_open()
+            raise
 
     def _labels(self, versions: list[str], work: Work) -> tuple[str, ...]:
         """The labels of the versions that answered; asked for once a version."""
@@ -168,18 +174,25 @@ class Session:
         return core.one_set(sets)
 
     def _yes(self, kind: str, deadline: float) -> bool:
-        self._check_open()
         try:
-            return bool(self._transport.ask(self._core.query(kind), seconds("deadline", deadline)).get(kind, False))
+            return bool(self._reply(self._core.query(kind), seconds("deadline", deadline)).get(kind, False))
         except TransportError as error:
             return self._core.not_ready(error)
 
     def _ask(self, query: Query, deadline: float | None) -> dict[str, Any]:
-        self._check_open()
         try:
-            return self._transport.ask(query, ASK_S if deadline is None else seconds("deadline", deadline))
+            return self._reply(query, ASK_S if deadline is None else seconds("deadline", deadline))
         except TransportError as error:
             raise self._core.failed(error) from None
+
+    def _reply(self, query: Query, limit: float) -> dict[str, Any]:
+        """The reply to a question. Raises TransportError."""
+        self._check_open()
+        try:
+            return self._transport.ask(query, limit)
+        except ValueError:  # as in `_send`
+            self._check_open()
+            raise
 
     def _check_open(self) -> None:
         """Refuses to work on a closed client, which would be a bare ValueError of grpc."""

@@ -6,7 +6,9 @@ import re
 import urllib.request
 from collections import defaultdict
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from http.client import HTTPException
 from typing import Any
 
 from clients.errors import InvalidInput, ServerUnavailable
@@ -148,24 +150,45 @@ def _measure(models: Mapping[tuple[str, str], ModelStatus], metrics: str) -> Non
 
 
 def samples(page: str) -> list[tuple[str, dict[str, str], float]]:
-    """The samples of a Prometheus page: metric, labels, value."""
+    """The samples of a Prometheus page: metric, labels, value. Lines that are none are left out."""
     found = (_SAMPLE.match(line) for line in page.splitlines() if not line.startswith("#"))
-    return [(one[1], dict(_LABEL.findall(one[2] or "")), float(one[3])) for one in found if one]
+    given = []
+    for one in found:
+        if one:
+            with suppress(ValueError):  # two words of some other page
+                given.append((one[1], dict(_LABEL.findall(one[2] or "")), float(one[3])))
+    return given
 
 
-def fetch_metrics(url: str) -> str:
-    """The text of a /metrics page, such as http://127.0.0.1:8002/metrics.
+def check_metrics_url(url: str) -> str:
+    """The address of a metrics page.
 
     Raises:
-        InvalidInput: the address is no HTTP address.
-        ServerUnavailable: nothing answers there.
+        InvalidInput: it is no HTTP address.
     """
     if not url.startswith(("http://", "https://")):
         raise InvalidInput("the address of the metrics is wrong", value=url, limit="http://host:port/metrics")
+    return url
+
+
+def fetch_metrics(url: str, timeout: float = _PAGE_S) -> str:
+    """The text of a /metrics page, such as http://127.0.0.1:8002/metrics.
+
+    Args:
+        url: its address.
+        timeout: longest wait for the server's next bytes, seconds.
+
+    Raises:
+        InvalidInput: the address is no HTTP address.
+        ServerUnavailable: nothing answers there, or something else than a page of metrics.
+    """
     try:
-        with urllib.request.urlopen(url, timeout=_PAGE_S) as answer:  # noqa: S310 - checked above
-            return str(answer.read().decode(errors="replace"))
-    except (OSError, ValueError) as error:
+        with urllib.request.urlopen(check_metrics_url(url), timeout=timeout) as answer:  # noqa: S310 - checked
+            page = str(answer.read().decode(errors="replace"))
+        if not any(_SAMPLE.match(line) for line in page.splitlines()):
+            raise ValueError("the page holds no metrics")
+        return page
+    except (OSError, ValueError, HTTPException) as error:
         raise ServerUnavailable(
             "the metrics cannot be read",
             value=str(error),

@@ -14,20 +14,21 @@ from clients.errors import InvalidInput
 Texts = str | Sequence[str] | npt.NDArray[Any]
 
 
-def utf8(texts: object, name: str = "texts") -> list[bytes]:
+def utf8(texts: object, name: str = "texts", first: int = 0) -> list[bytes]:
     """The texts as UTF-8, checked; names the first that is not one.
 
     Args:
         texts: a str (a list of one), an iterable of str, or a numpy array, whose items may be bytes too.
         name: what the caller calls them.
+        first: position of the first of them in the call.
 
     Raises:
         InvalidInput: it is none of these, or an item is not text.
     """
-    return [_encoded(text, index) for index, text in enumerate(_items(texts, name))]
+    return [_encoded(text, index) for index, text in enumerate(_items(texts, name, first), first)]
 
 
-def _items(texts: object, name: str) -> Iterator[object]:
+def _items(texts: object, name: str, first: int) -> Iterator[object]:
     """The single texts; bytes only out of a numpy array, where they are what its dtype S gives."""
     if isinstance(texts, str):
         yield texts
@@ -37,7 +38,7 @@ def _items(texts: object, name: str) -> Iterator[object]:
                 f"{name} is an array {texts.dtype} {list(texts.shape)}",
                 limit="strings, bytes or objects, shape [n] or [n, 1]",
             )
-        for index, item in enumerate(texts.ravel().tolist()):
+        for index, item in enumerate(texts.ravel().tolist(), first):
             yield _decoded(item, index) if isinstance(item, bytes) else item
     elif isinstance(texts, bytes | bytearray) or not isinstance(texts, Iterable):
         raise InvalidInput(f"{name} is of type {type(texts).__name__}", limit="a str or a sequence of str")

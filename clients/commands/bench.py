@@ -14,7 +14,18 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from clients.commands.common import DEFAULT_URL, errors_to_exit_codes
+from clients.commands.common import (
+    DEFAULT_URL,
+    ClientCertificate,
+    ClientKey,
+    Header,
+    RootCertificate,
+    Token,
+    errors_to_exit_codes,
+    named_headers,
+    tls_of,
+)
+from clients.connection import key_headers
 from clients.errors import EncoderError, InvalidInput
 
 if TYPE_CHECKING:
@@ -23,7 +34,14 @@ if TYPE_CHECKING:
     from clients.load.texts import TextSource
 
 _INVALID = 6
-_RATE = 20.0
+_RATE, _SECONDS = 20.0, 30.0
+#: The options that say more about each kind of load.
+_SHAPED_BY = {
+    "--rate": ("--seconds", "--arrivals", "--class", "--mix"),
+    "--profile": ("--arrivals", "--class", "--mix"),
+    "--trace": ("--speed",),
+    "--clients": ("--seconds", "--class", "--mix"),
+}
 _CLOSED_TEXTS = 2000
 
 
@@ -43,7 +61,7 @@ class Protocol(StrEnum):
 
 def bench(
     url: Annotated[
-        str, typer.Argument(help="host:port of Triton's gRPC endpoint, or http://... of an OpenAI-like one.")
+        str, typer.Argument(help="host:port of Triton's gRPC endpoint, or http[s]://... of an OpenAI-like one.")
     ] = DEFAULT_URL,
     protocol: Annotated[Protocol, typer.Option(help="How the server is called.")] = Protocol.TRITON,
     model: Annotated[str, typer.Option(help="Name of the entry model.")] = "encode",
@@ -52,19 +70,19 @@ def bench(
     ] = "",
     rate: Annotated[float | None, typer.Option(help="Open loop: texts a second. Default: 20.")] = None,
     seconds: Annotated[
-        float, typer.Option(min=0.1, help="Length of the run with --rate or --clients, seconds.")
-    ] = 30.0,
+        float | None, typer.Option(min=0.1, help="Length of the run with --rate or --clients, seconds. Default: 30.")
+    ] = None,
     profile: Annotated[
         str | None, typer.Option(help="Open loop over time: RATE[-RATE]xSECONDS, ...: '20x30, 20-60x60, 200x2'.")
     ] = None,
     trace: Annotated[
         Path | None, typer.Option(help="Replay JSON lines: offset_s, text or tokens, priority, class.")
     ] = None,
-    speed: Annotated[float, typer.Option(help="Of the replay: 2 takes half of the time.")] = 1.0,
+    speed: Annotated[float | None, typer.Option(help="Of the replay: 2 takes half of the time. Default: 1.")] = None,
     clients: Annotated[
         int | None, typer.Option(min=1, help="Closed loop of so many clients instead: the maximum throughput.")
     ] = None,
-    arrivals: Annotated[Arrivals, typer.Option(help="Spacing of the open loop.")] = Arrivals.POISSON,
+    arrivals: Annotated[Arrivals | None, typer.Option(help="Spacing of the open loop. Default: poisson.")] = None,
     class_: Annotated[
         list[str] | None,
         typer.Option("--class", help="NAME[/PRIORITY] SHARE% [: MIX], several times: 'interactive 70%'."),
@@ -96,10 +114,16 @@ def bench(
         bool, typer.Option("--self-test", help="First measure the generator itself, some seconds, on a null server.")
     ] = False,
     seed: Annotated[int, typer.Option(help="Of times, texts and classes.")] = 0,
+    token: Token = None,
+    header: Header = None,
+    root_certificate: RootCertificate = None,
+    client_certificate: ClientCertificate = None,
+    client_key: ClientKey = None,
 ) -> None:
     """Put load on a server and report latency from the scheduled time, throughput and errors.
 
-    Exit status 6: the generator itself was the bottleneck, so that the figures are not the server's.
+    Exit status 6: the generator itself was the bottleneck, so that the figures are not the server's. When every request
+    fails it is that of the most frequent error.
     """
     from clients.load.target import Target
     from clients.load.texts import TextSource, read_corpus
@@ -107,9 +131,14 @@ def bench(
     with errors_to_exit_codes():
         source = TextSource(read_corpus(texts) if texts else None, tokenizer)
         shape = _Shape(rate, seconds, profile, trace, speed, clients, arrivals, tuple(class_ or ()), mix, seed)
+        shape.check()
         plan = shape.plan(source)
+        if warm >= plan.seconds:
+            raise InvalidInput("--warm leaves nothing of the run", value=warm, limit=f"below its {plan.seconds:g} s")
+        keys = key_headers("grpc" if protocol is Protocol.TRITON else "http", named_headers(header), token, None)
+        tls = tls_of(root_certificate, client_certificate, client_key)
         _run(
-            Target(url, protocol.value, model, deadline, question),
+            Target(url, protocol.value, model, deadline, question, keys, tls),
             plan,
             shape,
             processes=processes,
@@ -126,40 +155,61 @@ class _Shape:
     """The options that say what is sent when."""
 
     rate: float | None
-    seconds: float
+    seconds: float | None
     profile: str | None
     trace: Path | None
-    speed: float
+    speed: float | None
     clients: int | None
-    arrivals: Arrivals
+    arrivals: Arrivals | None
     classes: tuple[str, ...]
     mix: str | None
     seed: int
+
+    def check(self) -> None:
+        """Refuses what would be left out without a word.
+
+        Raises:
+            InvalidInput: options contradict each other.
+        """
+        loads = {"--rate": self.rate, "--profile": self.profile, "--trace": self.trace, "--clients": self.clients}
+        named = [name for name, value in loads.items() if value is not None]
+        if len(named) > 1:
+            raise InvalidInput("more than one load", value=named, limit="one of --rate, --profile, --trace, --clients")
+        load = named[0] if named else "--rate"
+        others = {
+            "--seconds": self.seconds,
+            "--speed": self.speed,
+            "--arrivals": self.arrivals,
+            "--class": self.classes or None,
+            "--mix": self.mix,
+        }
+        idle = [name for name, value in others.items() if value is not None and name not in _SHAPED_BY[load]]
+        if idle:
+            raise InvalidInput(f"{load} has no use for it", value=idle, limit=f"with it {', '.join(_SHAPED_BY[load])}")
+        if self.rate is not None and not self.rate > 0:
+            raise InvalidInput("--rate", value=self.rate, limit="above 0 texts a second")
 
     def plan(self, source: TextSource) -> Plan:
         """The requests.
 
         Raises:
-            InvalidInput: options that contradict each other, or cannot be read.
+            InvalidInput: an option cannot be read.
         """
         from clients.load.plan import Segment, closed_plan, open_plan, parse_classes, parse_profile, read_trace
         from clients.load.texts import Mix
 
-        loads = {"--rate": self.rate, "--profile": self.profile, "--trace": self.trace, "--clients": self.clients}
-        named = [name for name, value in loads.items() if value is not None]
-        if len(named) > 1:
-            raise InvalidInput("more than one load", value=named, limit="one of --rate, --profile, --trace, --clients")
-        if self.rate is not None and self.rate <= 0:
-            raise InvalidInput("--rate", value=self.rate, limit="above 0 texts a second")
         classes = parse_classes(self.classes) if self.classes else ()
         lengths = Mix.parse(self.mix) if self.mix else None
         if self.trace is not None:
-            return read_trace(self.trace, source, speed=self.speed, seed=self.seed)
+            speed = 1.0 if self.speed is None else self.speed
+            return read_trace(self.trace, source, speed=speed, seed=self.seed)
+        seconds = _SECONDS if self.seconds is None else self.seconds
         if self.clients is not None:
-            return closed_plan(source, _CLOSED_TEXTS, self.seconds, classes, lengths, seed=self.seed)
+            return closed_plan(source, _CLOSED_TEXTS, seconds, classes, lengths, seed=self.seed)
         rate = self.rate or _RATE
-        segments = parse_profile(self.profile) if self.profile else (Segment(rate, rate, self.seconds),)
-        return open_plan(source, segments, classes, lengths, arrivals=self.arrivals.value, seed=self.seed)
+        segments = parse_profile(self.profile) if self.profile is not None else (Segment(rate, rate, seconds),)
+        arrivals = self.arrivals or Arrivals.POISSON
+        return open_plan(source, segments, classes, lengths, arrivals=arrivals.value, seed=self.seed)
 
     def text(self) -> str:
         """For people."""
@@ -167,7 +217,9 @@ class _Shape:
             return f"replay of {self.trace}"
         if self.clients is not None:
             return f"closed loop of {self.clients} clients"
-        return f"open loop, {self.arrivals.value}, {self.profile or f'{self.rate or _RATE:g}/s for {self.seconds:g} s'}"
+        spaced = (self.arrivals or Arrivals.POISSON).value
+        rate = self.profile or f"{self.rate or _RATE:g}/s for {self.seconds or _SECONDS:g} s"
+        return f"open loop, {spaced}, {rate}"
 
 
 def _run(
@@ -184,22 +236,27 @@ def _run(
 ) -> None:
     """Sends the plan, shows and writes what came of it."""
     from clients.load.metrics import MetricsSampler
-    from clients.load.report import LoadRun, print_run, write_run
+    from clients.load.report import LoadRun, prepare_folder, print_run, write_run
     from clients.load.run import LoadOptions, default_processes, run_load, shown_progress
     from clients.load.selftest import measure_floor
     from clients.load.summary import summarise
 
     screen, said = Console(highlight=False), Console(stderr=True, highlight=False)
-    workers = min(processes or default_processes(), shape.clients or 64)
+    workers = processes or default_processes()
+    if shape.clients is not None:
+        workers = min(workers, shape.clients)
     options = LoadOptions(workers, shape.clients or 0)
+    sampler = MetricsSampler(metrics) if metrics else None
+    if output is not None:
+        prepare_folder(output)
     floor = (measure_floor(workers).text(),) if self_test else ()
     for line in floor:
         screen.print(line, soft_wrap=True)
-    sampler = MetricsSampler(metrics) if metrics else None
     with sampler or nullcontext(), shown_progress(shape.text(), plan.seconds, said) as tell:
         records = run_load(target, plan, options, tell)
     summary = summarise(records, plan, clients=options.clients, late_limit_ms=late_limit, warm_s=warm)
-    run = LoadRun(f"load on {target.url}", records, summary, tuple(sampler.readings) if sampler else ())
+    readings = sampler.since(records.start) if sampler else ()
+    run = LoadRun(f"load on {target.url}", records, summary, readings)
     print_run(screen, run)
     if metrics and not run.readings:
         said.print(f"[yellow]no metrics at {escape(metrics)}[/]")
@@ -208,6 +265,8 @@ def _run(
         about = (f"{shape.text()}; {workers} processes of the generator", f"{when} · {platform.machine()}", *floor)
         said.print(f"report: {escape(str(write_run(output, run, about)))}", soft_wrap=True)
     if summary.overall.failed == summary.overall.requests:
-        raise EncoderError("every request failed", value=dict(summary.errors), url=target.url)
+        kinds = {kind.__name__: kind for kind in EncoderError.__subclasses__()}
+        failed = kinds.get(max(summary.errors, key=lambda kind: summary.errors[kind]), EncoderError)
+        raise failed("every request failed", value=dict(summary.errors), url=target.url)
     if not summary.valid:
         raise typer.Exit(_INVALID)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -69,6 +69,10 @@ Header = Annotated[list[str] | None, typer.Option(metavar="NAME:VALUE", help="A 
 RootCertificate = Annotated[
     Path | None, typer.Option(help="PEM file that vouches for the server; the connection is encrypted.")
 ]
+ClientCertificate = Annotated[
+    Path | None, typer.Option(help="PEM file with this client's own certificate chain, for a server that asks for one.")
+]
+ClientKey = Annotated[Path | None, typer.Option(help="PEM file with the private key of --client-certificate.")]
 PriorityChoice = Annotated[PriorityOption | None, typer.Option(help="Left out: background.")]
 Timeout = Annotated[float | None, typer.Option(help="Longest wait of a request in the server's queue, seconds.")]
 Deadline = Annotated[float | None, typer.Option(help="Longest time for everything, seconds.")]
@@ -98,6 +102,8 @@ class Server:
     token: str | None = None
     header: list[str] | None = None
     root_certificate: Path | None = None
+    client_certificate: Path | None = None
+    client_key: Path | None = None
 
     def connect(self) -> EncoderClient:
         """A client of it.
@@ -105,21 +111,40 @@ class Server:
         Raises:
             InvalidInput: an option is outside its limits.
         """
-        headers = {}
-        for given in self.header or ():
-            name, colon, value = given.partition(":")
-            if not colon:
-                raise InvalidInput("--header has no colon", value=given, limit="NAME:VALUE")
-            headers[name.strip()] = value.strip()
         return EncoderClient(
             self.url,
             model=self.model,
             batch=self.batch,
             retry=RetryPolicy(limit=self.retries),
             token=self.token,
-            headers=headers,
-            tls=None if self.root_certificate is None else Tls(root=self.root_certificate),
+            headers=named_headers(self.header),
+            tls=tls_of(self.root_certificate, self.client_certificate, self.client_key),
         )
+
+
+def named_headers(given: Sequence[str] | None) -> dict[str, str]:
+    """The headers of --header.
+
+    Raises:
+        InvalidInput: one has no colon.
+    """
+    headers = {}
+    for one in given or ():
+        name, colon, value = one.partition(":")
+        if not colon:
+            # What was meant as NAME:VALUE may be a secret: it is not shown.
+            raise InvalidInput("--header has no colon", limit="NAME:VALUE")
+        headers[name.strip()] = value.strip()
+    return headers
+
+
+def tls_of(root: Path | None, certificate: Path | None, key: Path | None) -> Tls | None:
+    """The certificates of the command line; None when it names none, so that the url decides.
+
+    Raises:
+        InvalidInput: a file cannot be read, or a certificate is without its key.
+    """
+    return Tls(root, certificate, key) if root or certificate or key else None
 
 
 def call_options(

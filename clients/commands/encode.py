@@ -13,6 +13,8 @@ from clients.commands.common import (
     DEFAULT_RETRIES,
     DEFAULT_URL,
     Batch,
+    ClientCertificate,
+    ClientKey,
     Deadline,
     Dimensions,
     File,
@@ -60,13 +62,15 @@ def encode(
     token: Token = None,
     header: Header = None,
     root_certificate: RootCertificate = None,
+    client_certificate: ClientCertificate = None,
+    client_key: ClientKey = None,
 ) -> None:
     """Encode texts: one JSON object a line on stdout, or a .npy file with --output.
 
     A line is {"text": str, "tokens": int, "cut": int, "embedding": [float, ...]}, in the order of the texts. An empty
     line of a file is an empty text, so that line i stays row i.
     """
-    server = Server(url, model, batch, retries, token, header, root_certificate)
+    server = Server(url, model, batch, retries, token, header, root_certificate, client_certificate, client_key)
     with errors_to_exit_codes(), server.connect() as client:
         given = given_texts(texts, file, stdin)
         if output is not None:
@@ -83,7 +87,9 @@ def encode(
                 _write(shown, given)
             else:
                 parts = [result.embeddings for result in shown]
-                write_npy(output, np.concatenate(parts) if parts else np.empty((0, client.dim()), np.float32))
+                # Of no texts: as many columns as there would be.
+                parts = parts or [client.encode([], dimensions=dimensions, deadline=deadline).embeddings]
+                write_npy(output, np.concatenate(parts))
 
 
 def _write(results: Iterator[EncodeResult], texts: list[str]) -> None:

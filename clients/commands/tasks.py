@@ -10,6 +10,8 @@ from clients.commands.common import (
     DEFAULT_RETRIES,
     DEFAULT_URL,
     Batch,
+    ClientCertificate,
+    ClientKey,
     Deadline,
     Dimensions,
     File,
@@ -54,12 +56,14 @@ def classify(
     token: Token = None,
     header: Header = None,
     root_certificate: RootCertificate = None,
+    client_certificate: ClientCertificate = None,
+    client_key: ClientKey = None,
 ) -> None:
     """Classify texts: one JSON object a line, the best label first.
 
     A line is {"text": str, "tokens": int, "cut": int, "labels": [{"label": str, "score": float}, ...]}.
     """
-    server = Server(url, model, batch, retries, token, header, root_certificate)
+    server = Server(url, model, batch, retries, token, header, root_certificate, client_certificate, client_key)
     with errors_to_exit_codes(), server.connect() as client:
         given = given_texts(texts, file, stdin)
         with lines_named(file):
@@ -100,12 +104,14 @@ def rerank(
     token: Token = None,
     header: Header = None,
     root_certificate: RootCertificate = None,
+    client_certificate: ClientCertificate = None,
+    client_key: ClientKey = None,
 ) -> None:
     """Sort documents by their score for a query: one JSON object a line, the best first.
 
     A line is {"index": int, "score": float, "document": str}; index counts the documents from 0.
     """
-    server = Server(url, model, batch, retries, token, header, root_certificate)
+    server = Server(url, model, batch, retries, token, header, root_certificate, client_certificate, client_key)
     with errors_to_exit_codes(), server.connect() as client:
         given = given_texts(documents, file, stdin, "DOCUMENT")
         with lines_named(file):
@@ -137,12 +143,14 @@ def similarity(
     token: Token = None,
     header: Header = None,
     root_certificate: RootCertificate = None,
+    client_certificate: ClientCertificate = None,
+    client_key: ClientKey = None,
 ) -> None:
     """Cosine of a text's embedding with others': one JSON object a line, in the order of the texts.
 
     A line is {"text": str, "cosine": float}.
     """
-    server = Server(url, model, batch, retries, token, header, root_certificate)
+    server = Server(url, model, batch, retries, token, header, root_certificate, client_certificate, client_key)
     with errors_to_exit_codes(), server.connect() as client:
         given = given_texts(texts, file, stdin)
         cosines = client.similarity(
@@ -174,12 +182,14 @@ def tag(
     token: Token = None,
     header: Header = None,
     root_certificate: RootCertificate = None,
+    client_certificate: ClientCertificate = None,
+    client_key: ClientKey = None,
 ) -> None:
     """Find entities in texts: one JSON object a line, in the order of the texts.
 
     A line is {"text": str, "entities": [{"label": str, "score": float, "word": str, "start": int, "end": int}, ...]}.
     """
-    server = Server(url, model, batch, retries, token, header, root_certificate)
+    server = Server(url, model, batch, retries, token, header, root_certificate, client_certificate, client_key)
     with errors_to_exit_codes(), server.connect() as client:
         given = given_texts(texts, file, stdin)
         with lines_named(file):
@@ -213,12 +223,14 @@ def answer(
     token: Token = None,
     header: Header = None,
     root_certificate: RootCertificate = None,
+    client_certificate: ClientCertificate = None,
+    client_key: ClientKey = None,
 ) -> None:
     """Find the answer to a question in each context: one JSON object a line, in the order of the contexts.
 
     A line is {"context": str, "text": str, "score": float, "start": int, "end": int}.
     """
-    server = Server(url, model, batch, retries, token, header, root_certificate)
+    server = Server(url, model, batch, retries, token, header, root_certificate, client_certificate, client_key)
     with errors_to_exit_codes(), server.connect() as client:
         given = given_texts(contexts, file, stdin, "CONTEXT")
         with lines_named(file):

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import re
+import math
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from types import TracebackType
 from typing import Self
 
-_LINE = re.compile(r"^(\w+)(?:\{([^}]*)\})? (\S+)$")
-_LABEL = re.compile(r'(\w+)="([^"]*)"')
+from clients.errors import ServerUnavailable
+from clients.status import check_metrics_url, fetch_metrics, samples
+
 INFERENCES = "nv_inference_count"
 EXECUTIONS = "nv_inference_exec_count"
 PENDING = "nv_inference_pending_request_count"
@@ -21,6 +21,7 @@ GPU = "nv_gpu_utilization"
 _WANTED = (INFERENCES, EXECUTIONS, PENDING, GPU)
 #: Inferences, executions and seconds between two readings -> a figure.
 _Figure = Callable[[float, float, float], float]
+_PAGE_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -47,14 +48,11 @@ class Series:
 def parse_metrics(page: str) -> dict[str, dict[str, float]]:
     """The wanted metrics of a Prometheus page: metric -> model -> value, versions and other labels added up."""
     values: dict[str, dict[str, float]] = {}
-    for line in page.splitlines():
-        found = _LINE.match(line)
-        if not found or found[1] not in _WANTED:
-            continue
-        labels = dict(_LABEL.findall(found[2] or ""))
-        name = labels.get("model") or labels.get("gpu_uuid") or "all"
-        of_metric = values.setdefault(found[1], {})
-        of_metric[name] = of_metric.get(name, 0.0) + float(found[3])
+    for metric, labels, value in samples(page):
+        if metric in _WANTED:
+            name = labels.get("model") or labels.get("gpu_uuid") or "all"
+            of_metric = values.setdefault(metric, {})
+            of_metric[name] = of_metric.get(name, 0.0) + value
     return values
 
 
@@ -67,17 +65,23 @@ class MetricsSampler:
 
     Attributes:
         readings: so far. A reading that fails is left out: metrics must not end a load run.
+        began: when the sampling started, on the clock of time.monotonic.
+
+    Raises:
+        InvalidInput: the address is no HTTP address.
     """
 
     def __init__(self, url: str, interval: float = 0.5):
         """See the class."""
         self.readings: list[Reading] = []
-        self._url, self._interval = url, interval
+        self.began = 0.0
+        self._url, self._interval = check_metrics_url(url), interval
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
 
     def __enter__(self) -> Self:
         """Starts to read."""
+        self.began = time.monotonic()
         self._thread.start()
         return self
 
@@ -89,21 +93,24 @@ class MetricsSampler:
         self._thread.join()
 
     def _run(self) -> None:
-        began = time.monotonic()
         while not self._stop.is_set():
             try:
-                with urllib.request.urlopen(self._url, timeout=2) as response:  # noqa: S310 - the caller's own address
-                    page = response.read().decode()
-            except (OSError, ValueError):
+                page = fetch_metrics(self._url, _PAGE_S)
+            except ServerUnavailable:
                 pass
             else:
-                self.readings.append(Reading(time.monotonic() - began, parse_metrics(page)))
+                self.readings.append(Reading(time.monotonic() - self.began, parse_metrics(page)))
             self._stop.wait(self._interval)
+
+    def since(self, moment: float) -> tuple[Reading, ...]:
+        """The readings from a moment of time.monotonic on, their times counted from it."""
+        shift = moment - self.began
+        return tuple(replace(one, at=one.at - shift) for one in self.readings if one.at >= shift)
 
 
 def batch_sizes(readings: Sequence[Reading]) -> Series:
     """Texts per execution of each model between two readings; NaN where nothing ran."""
-    return _changes(readings, lambda inferences, executions, _: inferences / executions if executions else float("nan"))
+    return _changes(readings, lambda inferences, executions, _: inferences / executions if executions else math.nan)
 
 
 def rates(readings: Sequence[Reading]) -> Series:
@@ -134,5 +141,7 @@ def _changes(readings: Sequence[Reading], figure: _Figure) -> Series:
                 after.values.get(metric, {}).get(name, 0.0) - before.values.get(metric, {}).get(name, 0.0)
                 for metric in (INFERENCES, EXECUTIONS)
             ]
-            series.values[name].append(figure(change[0], change[1], after.at - before.at))
+            # Counters begin anew with a server that was started again.
+            lost = min(change) < 0
+            series.values[name].append(math.nan if lost else figure(change[0], change[1], after.at - before.at))
     return series

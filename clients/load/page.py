@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 from dataclasses import dataclass
 
-from jinja2 import Environment, StrictUndefined
+from clients.errors import InvalidInput
 
+#: What to do where a package that draws is missing.
+BENCH_EXTRA = "pip install 'encoder-lanes[bench]'"
 _PAGE = """<!doctype html>
 <html lang="en">
 <head>
@@ -84,6 +86,14 @@ class Page:
 
 
 def render(page: Page) -> str:
-    """The page as HTML; every text of it is escaped."""
+    """The page as HTML; every text of it is escaped.
+
+    Raises:
+        InvalidInput: Jinja2 is not installed.
+    """
+    try:
+        from jinja2 import Environment, StrictUndefined
+    except ImportError as error:
+        raise InvalidInput(f"{error.name} is not installed", remedy=BENCH_EXTRA) from None
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(_PAGE).render(page=page, encoded=lambda image: base64.b64encode(image.png).decode())

@@ -8,12 +8,12 @@ import random
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 from clients.errors import InvalidInput
-from clients.load.texts import Mix, TextSource
+from clients.load.texts import MOST_TOKENS, Mix, TextSource
 
 Arrivals = Literal["poisson", "constant"]
 PRIORITIES = {"interactive": 1, "background": 2}
@@ -21,6 +21,8 @@ PRIORITIES = {"interactive": 1, "background": 2}
 _SEGMENT = re.compile(r"\s*([0-9.]+)(?:-([0-9.]+))?x([0-9.]+)\s*")
 _CLASS = re.compile(r"\s*([\w.-]+)(?:/([0-9]+|interactive|background))?\s+([0-9.]+)\s*%\s*(?::(.*))?", re.DOTALL)
 _MOST_REQUESTS = 5_000_000
+_LEVELS = (0, *PRIORITIES.values())
+_PRIORITY_FORM = "interactive or 1, background or 2, 0 for none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +76,13 @@ class Plan:
         requests: as above; a closed loop takes them in turn, from the first again when they are used up.
         seconds: length of the run by plan.
         exact: whether the lengths were measured with the model's tokenizer.
+        stretches: the parts of a rate that changes: a name, and when it begins, seconds.
     """
 
     requests: tuple[Request, ...]
     seconds: float
     exact: bool
+    stretches: tuple[tuple[str, float], ...] = ()
 
     @property
     def rate(self) -> float:
@@ -111,7 +115,7 @@ def parse_classes(specs: Iterable[str]) -> tuple[LoadClass, ...]:
     A class named interactive or background has that priority; another name without one sends none.
 
     Raises:
-        InvalidInput: another form, a name twice, or shares that do not add up to 100 %.
+        InvalidInput: another form, a priority that is none, a name twice, or shares that do not add up to 100 %.
     """
     classes = []
     for spec in specs:
@@ -120,7 +124,9 @@ def parse_classes(specs: Iterable[str]) -> tuple[LoadClass, ...]:
             raise InvalidInput("the class cannot be read", value=spec, limit="NAME[/PRIORITY] SHARE% [: MIX]")
         name, priority, share, mix = found.groups()
         number = priority or name
-        level = int(number) if number.isdigit() else PRIORITIES.get(number, 0)
+        level = int(number) if priority and number.isdigit() else PRIORITIES.get(number, 0)
+        if level not in _LEVELS:  # Triton would serve it as background, without a word
+            raise InvalidInput(f"the priority of class {name!r}", value=priority, limit=_PRIORITY_FORM)
         classes.append(LoadClass(name, float(share) / 100, level, Mix.parse(mix) if mix else None))
     total = sum(one.share for one in classes)
     if abs(total - 1) > 1e-6 or len({one.name for one in classes}) < len(classes):
@@ -180,10 +186,26 @@ def open_plan(
         mix: lengths of classes that have none of their own.
         arrivals: see `arrival_times`.
         seed: of the times, the texts and the classes.
+
+    Raises:
+        InvalidInput: more requests than can be planned.
     """
+    expected = sum(segment.requests for segment in segments)
+    if not expected <= _MOST_REQUESTS:
+        raise InvalidInput("the requests of the load", value=expected, limit=f"at most {_MOST_REQUESTS}")
     times = arrival_times(segments, arrivals, random.Random(seed))  # noqa: S311 - load, not secrets
     requests = _requests(source, times, classes, mix, seed)
-    return Plan(requests, sum(segment.seconds for segment in segments), source.exact)
+    return Plan(requests, sum(segment.seconds for segment in segments), source.exact, _stretches(segments))
+
+
+def _stretches(segments: Sequence[Segment]) -> tuple[tuple[str, float], ...]:
+    """As `Plan` has them; a single segment is the whole run."""
+    ends = list(accumulate(segment.seconds for segment in segments))
+    named = []
+    for segment, began, ended in zip(segments, [0.0, *ends], ends, strict=False):
+        rate = f"{segment.rate:g}" if segment.rate == segment.until else f"{segment.rate:g}–{segment.until:g}"
+        named.append((f"{began:g}–{ended:g} s: {rate}/s", began))
+    return tuple(named) if len(named) > 1 else ()
 
 
 def closed_plan(
@@ -195,7 +217,13 @@ def closed_plan(
     *,
     seed: int = 0,
 ) -> Plan:
-    """`texts` different requests for clients that send one as soon as the last is answered, for `seconds` seconds."""
+    """`texts` different requests for clients that send one as soon as the last is answered, for `seconds` seconds.
+
+    Raises:
+        InvalidInput: `seconds` has no end.
+    """
+    if not 0 < seconds < math.inf:
+        raise InvalidInput("the length of the run", value=seconds, limit="above 0 seconds, with an end")
     return Plan(_requests(source, [0.0] * texts, classes, mix, seed), seconds, source.exact)
 
 
@@ -219,7 +247,8 @@ def _requests(
 def read_trace(path: Path, source: TextSource, *, speed: float = 1.0, seed: int = 0) -> Plan:
     """A recorded load, to be replayed: JSON lines with `offset_s`, and `text` or `tokens`.
 
-    Further keys: `priority` ("interactive", "background" or a number) and `class` (a name; default: the priority's).
+    Further keys: `priority` ("interactive" or 1, "background" or 2, 0 for none; default: that of a class of that name)
+    and `class` (a name; default: the priority's).
 
     Args:
         path: the file; lines may be in any order.
@@ -233,7 +262,8 @@ def read_trace(path: Path, source: TextSource, *, speed: float = 1.0, seed: int 
     chance = random.Random(seed)  # noqa: S311
     rows: list[tuple[float, str, str, int]] = []
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # Not splitlines: JSON strings may hold what it takes for the end of a line.
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInput("the trace cannot be read", value=str(path), limit=str(error)) from None
     for number, line in enumerate(lines, start=1):
@@ -241,13 +271,14 @@ def read_trace(path: Path, source: TextSource, *, speed: float = 1.0, seed: int 
             continue
         try:
             rows.append(_row(json.loads(line), source, chance))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+            words = f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
             raise InvalidInput(
-                f"{path}, line {number} is no request ({error})",
+                f"{path}, line {number} is no request ({words})",
                 value=line,
                 limit='{"offset_s": seconds >= 0, "text": str or "tokens": number, "priority": ..., "class": ...}',
             ) from None
-    if not rows or speed <= 0:
+    if not rows or not 0 < speed < math.inf:
         raise InvalidInput("the trace has no request, or no speed", value=str(path), limit="a line, a speed above 0")
     rows.sort(key=lambda row: row[0])
     first = rows[0][0]
@@ -261,12 +292,18 @@ def read_trace(path: Path, source: TextSource, *, speed: float = 1.0, seed: int 
 
 
 def _row(row: dict[str, Any], source: TextSource, chance: random.Random) -> tuple[float, str, str, int]:
-    at, priority = float(row["offset_s"]), row.get("priority", row.get("class"))
+    at, kind, priority = float(row["offset_s"]), row.get("class"), row.get("priority")
     if not 0 <= at < math.inf:
         raise ValueError(f"offset_s is {at}")
     if "text" in row and not isinstance(row["text"], str):
         raise TypeError("text is no string")
-    text = row["text"] if "text" in row else source.cut(int(row["tokens"]), chance)
-    level = PRIORITIES.get(priority, 0) if isinstance(priority, str) else int(priority or 0)
+    tokens = 1 if "text" in row else int(row["tokens"])
+    if not 1 <= tokens <= MOST_TOKENS:
+        raise ValueError(f"tokens is {tokens}, not 1 to {MOST_TOKENS}")
+    text = row["text"] if "text" in row else source.cut(tokens, chance)
+    text.encode()  # a lone surrogate cannot be sent
+    level = PRIORITIES.get(str(kind), 0) if priority is None else PRIORITIES.get(str(priority), priority)
+    if isinstance(level, bool) or level not in _LEVELS:
+        raise ValueError(f"priority is {priority!r}, not {_PRIORITY_FORM}")
     names = {number: name for name, number in PRIORITIES.items()}
-    return at, text, str(row.get("class") or names.get(level, "all")), level
+    return at, text, str(kind or names.get(int(level), "all")), int(level)

@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
 from clients.load.metrics import Series
 from clients.load.records import Records
@@ -19,12 +20,15 @@ _MOST_POINTS = 20_000
 
 
 def plot_cdf(runs: Mapping[str, Records]) -> bytes:
-    """Share of requests that took longer, on logarithmic axes, so that P99 and P99.9 can be read off; a line a run."""
+    """Share of requests that took longer, on logarithmic axes, so that P99 and P99.9 can be read off; a line a run.
+
+    Failed requests count as longer than any.
+    """
     figure, axes = _axes("latency from the scheduled time, ms", "share of the requests that took longer")
     for name, records in runs.items():
         latency = np.sort(records.latency_ms()[records.ok()])
         if len(latency):
-            axes.plot(latency, 1 - np.arange(len(latency)) / len(latency), label=name, drawstyle="steps-post")
+            axes.plot(latency, longer(len(latency), len(records)), label=name, drawstyle="steps-post")
     for share, label in ((0.5, "P50"), (0.1, "P90"), (0.01, "P99"), (0.001, "P99.9")):
         axes.axhline(share, color="#a0aec0", linewidth=0.6)
         axes.annotate(
@@ -35,18 +39,35 @@ def plot_cdf(runs: Mapping[str, Records]) -> bytes:
     return _png(figure, axes)
 
 
+def longer(answered: int, requests: int) -> NDArray[np.float64]:
+    """float64 [answered]: the share of all requests that took as long as each answered one, by rising latency."""
+    share: NDArray[np.float64] = 1 - np.arange(answered) / requests
+    return share
+
+
 def plot_latency(records: Records) -> bytes:
-    """Each request's latency over the time it was due, a colour a class, failed ones as crosses."""
+    """Requests' latency over the time they were due, a colour a class, failed ones as crosses.
+
+    Of many thousands only so many are drawn, and all above their class's P99.
+    """
     figure, axes = _axes("due at, s", "latency, ms")
     at, latency, ok, kinds = np.asarray(records.scheduled), records.latency_ms(), records.ok(), np.array(records.kind)
     every = max(1, len(records) // _MOST_POINTS)
     for kind in sorted(set(records.kind)):
-        chosen = np.flatnonzero(ok & (kinds == kind))[::every]
+        chosen = thinned(np.flatnonzero(ok & (kinds == kind)), latency, every)
         axes.scatter(at[chosen], latency[chosen], s=4, alpha=0.5, linewidths=0, label=kind)
     if (~ok).any():
         axes.scatter(at[~ok], latency[~ok], s=16, marker="x", color="#c53030", label="failed")
     axes.set_ylim(bottom=0)
     return _png(figure, axes)
+
+
+def thinned(places: NDArray[np.int64], latency: NDArray[np.float64], every: int) -> NDArray[np.int64]:
+    """Every so many of the places, and those above their P99, in order: a spike must not be left out."""
+    if every == 1 or not len(places):
+        return places
+    slowest = places[latency[places] > np.percentile(latency[places], 99)]
+    return np.union1d(places[::every], slowest)
 
 
 def plot_series(series: Series, label: str, *, idle: bool = False) -> bytes:
@@ -55,6 +76,7 @@ def plot_series(series: Series, label: str, *, idle: bool = False) -> bytes:
     for name, values in series.values.items():
         if idle or np.nansum(values) > 0:
             axes.plot(series.at, values, label=name, marker=".", markersize=3, linewidth=1)
+    axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
     return _png(figure, axes)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from clients.errors import InvalidInput
 from clients.load.plan import Request
 
 OK = "ok"
+#: What is kept of each request.
+COLUMNS = ("scheduled", "sent", "done", "kind", "priority", "planned", "answered", "size", "status")
 
 
 @dataclass
@@ -31,6 +33,10 @@ class Records:
         answered: its length in tokens as the server said; 0 when it said nothing.
         size: its bytes of UTF-8.
         status: "ok", or the kind of error.
+        said: kind of error -> the words of one of them.
+        busy: share of the run in which the busiest process of the generator computed or had to wait for a core; 0 where
+            it was not measured.
+        start: when the run began, on the clock of time.monotonic; 0 where nobody knows.
     """
 
     scheduled: list[float] = field(default_factory=list)
@@ -42,6 +48,9 @@ class Records:
     answered: list[int] = field(default_factory=list)
     size: list[int] = field(default_factory=list)
     status: list[str] = field(default_factory=list)
+    said: dict[str, str] = field(default_factory=dict, kw_only=True)
+    busy: float = field(default=0.0, kw_only=True)
+    start: float = field(default=0.0, kw_only=True)
 
     def __len__(self) -> int:
         """Number of requests."""
@@ -79,20 +88,26 @@ class Records:
     def where(self, chosen: NDArray[np.bool_]) -> Records:
         """The requests at which `chosen`, bool [n], is true."""
         places = np.flatnonzero(chosen)
-        return Records(*([getattr(self, one.name)[place] for place in places] for one in fields(self)))
+        columns = ([getattr(self, name)[place] for place in places] for name in COLUMNS)
+        return Records(*columns, said=self.said, busy=self.busy, start=self.start)
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """One mapping per request, its times rounded to microseconds."""
         for number in range(len(self)):
-            row = {one.name: getattr(self, one.name)[number] for one in fields(self)}
+            row = {name: getattr(self, name)[number] for name in COLUMNS}
             yield row | {name: round(row[name], 6) for name in ("scheduled", "sent", "done")}
 
 
 def joined(parts: Sequence[Records]) -> Records:
     """The records of several processes as one, in the order the requests were due."""
-    columns = [[value for part in parts for value in getattr(part, one.name)] for one in fields(Records)]
+    columns = [[value for part in parts for value in getattr(part, name)] for name in COLUMNS]
     order = np.argsort(np.asarray(columns[0]), kind="stable")
-    return Records(*([column[place] for place in order] for column in columns))
+    return Records(
+        *([column[place] for place in order] for column in columns),
+        said={kind: words for part in reversed(parts) for kind, words in part.said.items()},
+        busy=max((part.busy for part in parts), default=0.0),
+        start=max((part.start for part in parts), default=0.0),
+    )
 
 
 def write_records(path: Path, records: Records) -> None:
@@ -109,7 +124,8 @@ def read_records(path: Path) -> Records:
         InvalidInput: it cannot be read, or is of another form.
     """
     try:
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        return Records(*([row[one.name] for row in rows] for one in fields(Records)))
+        # Not splitlines: a class's name may hold what it takes for the end of a line.
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+        return Records(*([row[name] for row in rows] for name in COLUMNS))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InvalidInput("the records cannot be read", value=str(path), limit=repr(error)) from None

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.measure import Measurement
 from rich.table import Table
 
 from clients.errors import EncoderError, InvalidInput
 from clients.load.metrics import Reading, Series, batch_sizes, pending, rates
-from clients.load.page import Grid, Image, Page, PageSection
+from clients.load.page import BENCH_EXTRA, Grid, Image, Page, PageSection, render
 from clients.load.records import Records, write_records
 from clients.load.summary import Group, Summary
+from clients.screen import print_whole
 
 _COLUMNS = ("", "requests", "failed", "P50 ms", "P90 ms", "P99 ms", "P99.9 ms", "longest ms")
 
@@ -39,13 +41,13 @@ def latency_grid(title: str, groups: Sequence[Group]) -> Grid:
 
 
 def _row(group: Group) -> tuple[str, ...]:
-    p99, p999 = milliseconds(group.p99), milliseconds(group.p999)
+    p90, p99, p999 = (milliseconds(value) for value in (group.p90, group.p99, group.p999))
     return (
         group.name,
         str(group.requests),
         str(group.failed),
         milliseconds(group.p50),
-        milliseconds(group.p90),
+        p90 if group.sure_p90 else f"({p90})",
         p99 if group.sure_p99 else f"({p99})",
         p999 if group.sure_p999 else f"({p999})",
         milliseconds(group.longest),
@@ -68,15 +70,19 @@ def summary_grid(summary: Summary) -> Grid:
     ]
     if summary.loop == "open":
         rows.append(("generator late, P99 / longest", f"{summary.late_p99_ms:.1f} / {summary.late_max_ms:.1f} ms"))
+    elif summary.busy:
+        rows.append(("generator's busiest process", f"{100 * summary.busy:.0f} % of the time"))
     return Grid("figures of the run", ("figure", "value"), tuple(rows))
 
 
 def latency_grids(summary: Summary) -> tuple[Grid, ...]:
-    """All requests and classes, then lengths."""
+    """All requests and classes, then lengths, then the parts of a rate that changes."""
     classes = summary.classes if len(summary.classes) > 1 else ()
+    since = "the scheduled time" if summary.loop == "open" else "sending (a stall is met once a client)"
     return (
-        latency_grid("latency from the scheduled time, by class", (summary.overall, *classes)),
+        latency_grid(f"latency from {since}, by class", (summary.overall, *classes)),
         latency_grid("by length, tokens", summary.lengths),
+        *([latency_grid("by part of the profile", summary.stretches)] if summary.stretches else []),
     )
 
 
@@ -87,11 +93,8 @@ def print_grid(console: Console, grid: Grid) -> None:
         table.add_column(escape(name), justify="right" if number else "left", no_wrap=True)
     for row in grid.rows:
         table.add_row(*(escape(cell) for cell in row))
-    needed = Measurement.get(console, console.options.update(max_width=1000), table).maximum
-    # A console never prints wider than itself; one of its own width on the same file does.
-    wide = Console(file=console.file, width=max(needed, console.width), highlight=False)
-    wide.print(table, crop=False)
-    wide.print()
+    print_whole(console, table)
+    console.print()
 
 
 def print_run(console: Console, run: LoadRun) -> None:
@@ -110,7 +113,11 @@ def run_section(run: LoadRun) -> PageSection:
     """
     plots = _plots()
     images = [
-        Image("latency_cdf", "latency, share of the requests that took longer", plots.plot_cdf({"all": run.records})),
+        Image(
+            "latency_cdf",
+            "latency, share of the requests that took longer or failed",
+            plots.plot_cdf({"all": run.records}),
+        ),
         Image("latency_time", "latency over time", plots.plot_latency(run.records)),
     ]
     if len(run.readings) > 1:
@@ -125,6 +132,23 @@ def run_section(run: LoadRun) -> PageSection:
         ]
     grids = (summary_grid(run.summary), *latency_grids(run.summary))
     return PageSection(run.title, grids, tuple(images), run.summary.warnings)
+
+
+def prepare_folder(folder: Path) -> None:
+    """Makes the folder of a report, and sees before the load that it can be written, and with what.
+
+    Raises:
+        InvalidInput: it cannot be made or written, or Jinja2 or matplotlib is not installed.
+    """
+    _plots()
+    if find_spec("jinja2") is None:
+        raise InvalidInput("jinja2 is not installed", remedy=BENCH_EXTRA)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidInput("the folder of the report cannot be made", value=str(folder), limit=error.strerror) from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise InvalidInput("the folder of the report cannot be written", value=str(folder))
 
 
 def write_run(folder: Path, run: LoadRun, about: Sequence[str]) -> Path:
@@ -155,8 +179,6 @@ def write_run(folder: Path, run: LoadRun, about: Sequence[str]) -> Path:
 
 def write_page(folder: Path, page: Page) -> Path:
     """Writes the page's plots as PNG files, and the page itself, whole, as report.html."""
-    from clients.load.page import render
-
     for section in page.sections:
         for image in section.images:
             (folder / f"{image.name}.png").write_bytes(image.png)
@@ -182,5 +204,6 @@ def _plots() -> Any:
     try:
         from clients.load import plots
     except ImportError as error:
-        raise InvalidInput(f"{error.name} is not installed", remedy="pip install 'encoder-lanes[bench]'") from None
+        package = str(error.name).partition(".")[0]
+        raise InvalidInput(f"{package} is not installed", remedy=BENCH_EXTRA) from None
     return plots

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -18,7 +20,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from clients.errors import EncoderError, InvalidInput
 from clients.load.plan import Plan
-from clients.load.records import Records, joined
+from clients.load.records import OK, Records, joined
 from clients.load.target import Target
 from clients.load.worker import Failed, Job, Message, Ready, work
 from clients.load.worker import Progress as Done
@@ -81,25 +83,28 @@ class Crew:
         """Starts them."""
         spawn = multiprocessing.get_context("spawn")
         try:
-            for _ in range(self.processes):
-                ours, theirs = spawn.Pipe()
-                process: BaseProcess = spawn.Process(target=work, args=(theirs,), daemon=True, name="load")
-                self._pipes.append(ours)
-                process.start()
-                self._processes.append(process)
-                theirs.close()  # so that the end of the process is the end of the pipe
-        except BaseException:
-            self.__exit__(None, None, None)
+            with _deaf_to_interrupts():
+                for _ in range(self.processes):
+                    ours, theirs = spawn.Pipe()
+                    process: BaseProcess = spawn.Process(target=work, args=(theirs,), daemon=True, name="load")
+                    self._pipes.append(ours)
+                    process.start()
+                    self._processes.append(process)
+                    theirs.close()  # so that the end of the process is the end of the pipe
+        except BaseException as error:
+            self.__exit__(type(error), error, None)
             raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Ends them, whatever they are at."""
+        """Ends them, whatever they are at; after an error without waiting for it."""
         for pipe in self._pipes:
             pipe.close()
         for process in self._processes:
+            if kind is not None:
+                process.terminate()
             process.join(2)
             if process.is_alive():
                 process.terminate()
@@ -112,13 +117,15 @@ class Crew:
             raise InvalidInput("the plan has no request", limit="at least one", remedy="raise the rate or the time")
         options = LoadOptions(self.processes, clients)
         for number, pipe in enumerate(self._pipes):
-            pipe.send(_job(target, plan, options, number))
+            _send(pipe, _job(target, plan, options, number))
         for pipe in self._pipes:
             _expect_ready(pipe)
         start = time.monotonic() + _LEAD_S
         for pipe in self._pipes:
-            pipe.send(start)
-        return joined(_collect(self._pipes, start, tell))
+            _send(pipe, start)
+        records = joined(_collect(self._pipes, start, tell))
+        records.start = start
+        return records
 
 
 def run_load(target: Target, plan: Plan, options: LoadOptions, tell: Tell | None = None) -> Records:
@@ -140,6 +147,19 @@ def run_load(target: Target, plan: Plan, options: LoadOptions, tell: Tell | None
         return crew.run(target, plan, options.clients, tell)
 
 
+@contextmanager
+def _deaf_to_interrupts() -> Iterator[None]:
+    """Processes started in here do not hear Ctrl-C: it is this process's to end them, and they would only complain."""
+    if threading.current_thread() is not threading.main_thread():  # where handlers cannot be set
+        yield
+        return
+    kept = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, kept)
+
+
 def _job(target: Target, plan: Plan, options: LoadOptions, number: int) -> Job:
     share = options.clients // options.processes + (number < options.clients % options.processes)
     requests = plan.requests[number :: options.processes]
@@ -156,16 +176,27 @@ def _expect_ready(pipe: Connection) -> None:
         raise EncoderError("a process of the load generator sent something unexpected", value=message)
 
 
+def _send(pipe: Connection, message: Job | float) -> None:
+    try:
+        pipe.send(message)
+    except OSError:
+        raise _ended() from None
+
+
 def _received(pipe: Connection) -> Message:
     try:
         message: Message = pipe.recv()
-    except EOFError:
-        raise EncoderError(
-            "a process of the load generator ended before its time", remedy="see what it wrote to standard error"
-        ) from None
+    except (EOFError, OSError):  # reset, where it had not read all
+        raise _ended() from None
     if isinstance(message, Failed):
         raise EncoderError("a process of the load generator failed", value=message.message)
     return message
+
+
+def _ended() -> EncoderError:
+    return EncoderError(
+        "a process of the load generator ended before its time", remedy="see what it wrote to standard error"
+    )
 
 
 def _collect(pipes: Sequence[Connection], start: float, tell: Tell | None) -> list[Records]:
@@ -179,7 +210,7 @@ def _collect(pipes: Sequence[Connection], start: float, tell: Tell | None) -> li
             if isinstance(message, Done):
                 progress[id(pipe)] = message
             elif isinstance(message, Records):
-                failed = sum(status != "ok" for status in message.status)
+                failed = sum(status != OK for status in message.status)
                 progress[id(pipe)] = Done(len(message), len(message), failed)
                 results.append(message)
                 waiting.remove(pipe)

@@ -13,6 +13,7 @@ from tritonclient.grpc import service_pb2
 
 from clients.load.plan import Segment, closed_plan, open_plan
 from clients.load.run import LoadOptions, run_load
+from clients.load.summary import percentile_of
 from clients.load.target import Target
 from clients.load.texts import TextSource
 
@@ -72,12 +73,12 @@ def null_server(threads: int = 4) -> Iterator[str]:
         server.stop(0).wait()
 
 
-def measure_floor(processes: int, *, rate: float = 50.0, seconds: float = 3.0, clients: int = 32) -> Floor:
+def measure_floor(processes: int, *, rate: float = 200.0, seconds: float = 3.0, clients: int = 32) -> Floor:
     """Measures the generator for about twice `seconds`.
 
     Args:
         processes: of the generator.
-        rate: of the open loop, requests a second.
+        rate: of the open loop, requests a second; with `seconds` enough of them for a P99.
         seconds: of each of the two loads.
         clients: of the closed loop.
     """
@@ -92,9 +93,9 @@ def measure_floor(processes: int, *, rate: float = 50.0, seconds: float = 3.0, c
     answered = closed.ok() & (np.asarray(closed.done) <= seconds)
     return Floor(
         rate=rate,
-        p50_ms=float(np.percentile(latency, 50)),
-        p99_ms=float(np.percentile(latency, 99)),
-        late_p99_ms=float(np.percentile(lateness, 99)),
+        p50_ms=percentile_of(latency, 50),
+        p99_ms=percentile_of(latency, 99),
+        late_p99_ms=percentile_of(lateness, 99),
         max_rate=float(answered.sum() / seconds),
         processes=processes,
     )

@@ -17,6 +17,8 @@ from clients.load.records import OK, Records
 #: Upper ends of the length groups, tokens; what is longer is a group of its own.
 LENGTHS = (32, 128, 256, 512)
 LATE_LIMIT_MS = 10.0
+#: A process of the generator that has more to do than this share of the time is what limits a closed loop.
+BUSY_LIMIT = 0.9
 #: A percentile of fewer samples beyond it than this is a guess.
 _BEYOND = 5
 
@@ -31,7 +33,7 @@ class Group:
         failed: of them without an answer.
         p50, p90, p99, p999, longest: latency of the answered ones from the scheduled time, milliseconds; NaN when there
             are none.
-        sure_p99, sure_p999: whether at least five answers lie beyond the percentile.
+        sure_p90, sure_p99, sure_p999: whether at least five answers lie beyond the percentile.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Group:
     p99: float
     p999: float
     longest: float
+    sure_p90: bool
     sure_p99: bool
     sure_p999: bool
 
@@ -52,15 +55,17 @@ class Summary:
 
     Attributes:
         loop: "open" or "closed".
-        seconds: that the throughput is taken over: from the first request being due to the last answer (open), or the
-            stated time (closed).
+        seconds: that the throughput is taken over: the time of the plan, without the warm-up; in an open loop to the
+            last answer if that came later.
         offered: requests a second by plan; 0 in a closed loop.
         throughput: answered requests a second.
         errors: kind of error -> requests.
-        overall, classes, lengths: latency of all, by class, by tokens.
+        overall, classes, lengths, stretches: latency of all, by class, by tokens, by part of a rate that changes.
         p99_or_failed: P99 with each failed request counted as infinitely slow: what a stop line must be held against.
         late_p99_ms, late_max_ms: the generator's own delay, see `Records.lateness_ms`.
-        valid: whether the P99 of that delay kept to its limit; otherwise the generator was the bottleneck.
+        busy: share of the run in which the busiest process of the generator computed or had to wait for a core.
+        valid: whether the P99 of that delay kept to its limit (open), or `busy` to its own (closed); otherwise the
+            generator was the bottleneck.
         warnings: what to know before the figures are believed.
     """
 
@@ -77,6 +82,8 @@ class Summary:
     late_max_ms: float
     valid: bool
     warnings: tuple[str, ...] = field(default=())
+    busy: float = 0.0
+    stretches: tuple[Group, ...] = field(default=())
 
 
 def summarise(
@@ -107,19 +114,23 @@ def summarise(
         raise InvalidInput("no request is left to summarise", value=len(records), limit=f"after {warm_s:g} s")
     answered, latency = kept.ok(), kept.latency_ms()
     lateness = kept.lateness_ms()
-    late_p99 = float(np.percentile(lateness, 99))
+    late_p99 = percentile_of(lateness, 99)
     seconds, throughput = _throughput(kept, plan, clients, warm_s)
-    valid = bool(clients) or late_p99 <= late_limit_ms
+    valid = records.busy <= BUSY_LIMIT if clients else late_p99 <= late_limit_ms
     failed = int((~answered).sum())
     overall = _group("all", kept, np.ones(len(kept), bool))
+    errors = Counter(status for status in kept.status if status != OK)
     warnings = []
     if not valid:
+        words = f"a process of it was busy {100 * records.busy:.0f} % of the time, limit {100 * BUSY_LIMIT:.0f} %"
+        if not clients:
+            words = f"P99 of its own delay {late_p99:.1f} ms, limit {late_limit_ms:g} ms"
         warnings.append(
-            f"INVALID: the generator was the bottleneck: P99 of its own delay {late_p99:.1f} ms, limit "
-            f"{late_limit_ms:g} ms; use more processes, or leave it a core of its own"
+            f"INVALID: the generator was the bottleneck: {words}; use more processes, or leave it a core of its own"
         )
     if failed:
         warnings.append(f"{failed} of {len(kept)} requests failed; percentiles are those of the answered ones")
+    warnings += [f"{kind}, for example: {records.said[kind]}" for kind in sorted(errors) if kind in records.said]
     if not overall.sure_p99:
         warnings.append(f"{len(kept)} requests are few for a P99: fewer than {_BEYOND} lie beyond it")
     return Summary(
@@ -127,7 +138,7 @@ def summarise(
         seconds=seconds,
         offered=0.0 if clients else plan.rate,
         throughput=throughput,
-        errors=dict(Counter(status for status in kept.status if status != OK)),
+        errors=dict(errors),
         overall=overall,
         classes=tuple(_group(name, kept, np.array(kept.kind) == name) for name in sorted(set(kept.kind))),
         lengths=tuple(_by_length(kept, plan.exact, lengths)),
@@ -136,6 +147,8 @@ def summarise(
         late_max_ms=float(lateness.max()),
         valid=valid,
         warnings=tuple(warnings),
+        busy=records.busy,
+        stretches=tuple(_by_stretch(kept, plan)),
     )
 
 
@@ -144,7 +157,8 @@ def _throughput(records: Records, plan: Plan, clients: int, warm_s: float) -> tu
     if clients:  # what ends after the time is over was not done in it
         seconds = plan.seconds - warm_s
         return seconds, float((done <= plan.seconds).sum() / seconds)
-    seconds = float(max(records.done)) - warm_s
+    # Not the end of what failed: one request that times out would make the throughput of a minute that of two.
+    seconds = max(plan.seconds, float(done.max(initial=0.0))) - warm_s
     return seconds, len(done) / seconds
 
 
@@ -163,15 +177,25 @@ def _by_length(records: Records, exact: bool, lengths: Sequence[int]) -> Iterabl
         low = int(high) if math.isfinite(high) else low
 
 
+def _by_stretch(records: Records, plan: Plan) -> Iterable[Group]:
+    begins = [began for _, began in plan.stretches]
+    places = np.searchsorted(begins, records.scheduled, side="right") - 1
+    for place, (name, _) in enumerate(plan.stretches):
+        if (places == place).any():
+            yield _group(name, records, places == place)
+
+
+def percentile_of(values: NDArray[np.float64], share: float) -> float:
+    """A percentile in the values' own unit; NaN when there are none."""
+    return float(np.percentile(values, share)) if len(values) else math.nan
+
+
 def _group(name: str, records: Records, chosen: NDArray[np.bool_]) -> Group:
     answered = chosen & records.ok()
     latency, requests = records.latency_ms()[answered], int(chosen.sum())
-    p50, p90, p99, p999, longest = (
-        float(np.percentile(latency, share)) if len(latency) else math.nan for share in (50, 90, 99, 99.9, 100)
-    )
-    sure_p99, sure_p999 = (len(latency) * beyond >= _BEYOND for beyond in (0.01, 0.001))
-    failed = requests - len(latency)
-    return Group(name, requests, failed, p50, p90, p99, p999, longest, sure_p99, sure_p999)
+    p50, p90, p99, p999, longest = (percentile_of(latency, share) for share in (50, 90, 99, 99.9, 100))
+    sure = [len(latency) >= _BEYOND * one_in for one_in in (10, 100, 1000)]
+    return Group(name, requests, requests - len(latency), p50, p90, p99, p999, longest, *sure)
 
 
 def _with_failures(latency: NDArray[np.float64], answered: NDArray[np.bool_]) -> float:

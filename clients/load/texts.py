@@ -19,6 +19,8 @@ DEFAULT_MIX = "60% 20, 20% 100, 15% 220, 5% 480"
 
 _PART = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s+([0-9]+)\s*")
 _LONGEST_WORD = 40
+#: Longest text that is made.
+MOST_TOKENS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,9 @@ class Mix:
         """
         found = [_PART.fullmatch(part) for part in spec.split(",")]
         parts = tuple((float(match[1]) / 100, int(match[2])) for match in found if match)
-        if len(parts) != len(found) or not parts or any(tokens < 1 for _, tokens in parts):
-            raise InvalidInput("the mix of lengths cannot be read", value=spec, limit=f"a form like '{DEFAULT_MIX}'")
+        if len(parts) != len(found) or not parts or not all(1 <= tokens <= MOST_TOKENS for _, tokens in parts):
+            limit = f"a form like '{DEFAULT_MIX}', at most {MOST_TOKENS} tokens"
+            raise InvalidInput("the mix of lengths cannot be read", value=spec, limit=limit)
         total = sum(share for share, _ in parts)
         if abs(total - 1) > 1e-6:
             raise InvalidInput("the shares of the mix do not add up", value=f"{100 * total:g} %", limit="100 %")
@@ -131,13 +134,14 @@ class TextSource:
 
 
 def read_corpus(path: Path) -> list[str]:
-    """The lines of a UTF-8 file.
+    """The lines of a UTF-8 file; a text may hold what only `str.splitlines` takes for the end of a line.
 
     Raises:
         InvalidInput: it cannot be read or is no UTF-8.
     """
     try:
-        return path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+        return lines if lines[-1] else lines[:-1]
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInput("the corpus cannot be read", value=str(path), limit=str(error)) from None
 

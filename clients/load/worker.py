@@ -8,13 +8,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import NamedTuple
 
 from clients.load.plan import Request
-from clients.load.records import Records
+from clients.load.records import OK, Records
 from clients.load.target import Sender, Target, connected
 
 _REPORT_S = 0.25
+#: Of a closed loop's client after a failure: a server that refuses at once would only be hammered.
+_PAUSE_S = 0.01
 
 
 @dataclass(frozen=True)
@@ -90,8 +93,20 @@ async def _work(job: Job, pipe: Connection) -> Records:
         gc.freeze()
         gc.disable()
         run = Run(sender, start, pipe.send)
+        began = _busy_s()
         await (run.closed(job) if job.clients else run.open(job.requests))
+        run.records.busy = (_busy_s() - began) / max(time.monotonic() - start, 1e-3)
+        run.records.said = sender.said
         return run.records
+
+
+def _busy_s() -> float:
+    """Seconds in which this thread computed, or had to wait for a core; where the system does not tell, the former."""
+    try:
+        ran, waited, _ = Path("/proc/thread-self/schedstat").read_text(encoding="ascii").split()
+    except (OSError, ValueError):
+        return time.thread_time()
+    return (int(ran) + int(waited)) / 1e9
 
 
 class Run:
@@ -112,7 +127,7 @@ class Run:
 
     async def open(self, requests: tuple[Request, ...]) -> None:
         """Sends each request when it is due, whatever became of those before it."""
-        under_way: set[asyncio.Task[None]] = set()
+        under_way: set[asyncio.Task[str]] = set()
         for request in requests:
             await self._until(request.at)
             task = asyncio.create_task(self._one(request, request.at))
@@ -124,7 +139,10 @@ class Run:
             self._tell()
 
     async def closed(self, job: Job) -> None:
-        """Each client sends its next request when the last is answered, until the time is over."""
+        """Each client sends its next request when the last is answered, until the time is over.
+
+        After a failure it waits for a hundredth of a second.
+        """
         turn = 0
 
         async def client() -> None:
@@ -132,18 +150,21 @@ class Run:
             while (now := time.monotonic() - self._start) < job.seconds:
                 request = job.requests[turn % len(job.requests)]
                 turn += 1
-                await self._one(request, now)
+                status = await self._one(request, now)
                 self._tell()
+                if status != OK:
+                    await asyncio.sleep(_PAUSE_S)
 
         await self._until(0.0)
         await asyncio.gather(*(client() for _ in range(job.clients)))
 
-    async def _one(self, request: Request, scheduled: float) -> None:
+    async def _one(self, request: Request, scheduled: float) -> str:
         sent = time.monotonic() - self._start
         self._sent += 1
         tokens, status = await self._sender.send(request)
         self.records.add(request, scheduled, sent, time.monotonic() - self._start, tokens, status)
-        self._failed += status != "ok"
+        self._failed += status != OK
+        return status
 
     async def _until(self, at: float) -> None:
         # Good to a millisecond. Turning in place would be finer, and take the server's cores on a small machine.

@@ -16,6 +16,7 @@ request one after another, 0.24 against 1.70 ms with 32 at once, and 0.64 agains
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -57,6 +58,21 @@ class AsyncTransport(Protocol):
 
     async def close(self) -> None:
         """Frees the connection."""
+
+
+def check_process(home: int) -> None:
+    """Refuses to go on in a process that was forked off since: the transport's threads were not copied with it.
+
+    Args:
+        home: os.getpid() where the transport was opened.
+
+    Raises:
+        RuntimeError: this is another process. Without it a call would wait for ever.
+    """
+    if os.getpid() != home:
+        raise RuntimeError(
+            f"the client was opened in process {home}, before this one was forked; make one in each process"
+        )
 
 
 def open_sync(address: Address, headers: Headers) -> SyncTransport:

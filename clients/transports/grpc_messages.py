@@ -8,7 +8,7 @@ import grpc
 from google.protobuf.json_format import MessageToDict
 from tritonclient.grpc import MAX_GRPC_MESSAGE_SIZE, service_pb2
 
-from clients.connection import Address
+from clients.connection import Address, Headers
 from clients.failures import TransportError
 from clients.wire import InferAnswer, InferRequest, Query, read_array
 
@@ -54,6 +54,19 @@ def credentials(address: Address) -> Any:
         return None
     root, key, certificate = address.tls.pems()
     return grpc.ssl_channel_credentials(root, key, certificate)
+
+
+def open_channel(library: Any, address: Address) -> Any:
+    """A channel of `grpc` or `grpc.aio`; it connects at the first request."""
+    options, keys = channel_options(address), credentials(address)
+    if keys is None:
+        return library.insecure_channel(address.target, options)
+    return library.secure_channel(address.target, keys, options)
+
+
+def metadata(own: Headers, call: Headers) -> Headers:
+    """The headers of a request: the client's own, and in place of those of the same name the call's."""
+    return tuple({**dict(own), **dict(call)}.items())
 
 
 def infer_message(request: InferRequest) -> Any:

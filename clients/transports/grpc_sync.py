@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -10,12 +11,12 @@ from tritonclient.grpc import service_pb2_grpc
 
 from clients.connection import Address, Headers
 from clients.failures import TransportError
-from clients.transports import Call, Outcome
+from clients.transports import Call, Outcome, check_process
 from clients.transports.grpc_messages import (
-    channel_options,
-    credentials,
     failure,
     infer_message,
+    metadata,
+    open_channel,
     question,
     read_infer,
     read_reply,
@@ -28,35 +29,35 @@ class GrpcSync:
 
     def __init__(self, address: Address, headers: Headers) -> None:
         """Prepares the channel; it connects at the first request."""
-        self._headers = headers
-        options, keys = channel_options(address), credentials(address)
-        self._channel = (
-            grpc.insecure_channel(address.target, options)
-            if keys is None
-            else grpc.secure_channel(address.target, keys, options)
-        )
+        self._headers, self._home = headers, os.getpid()
+        self._channel = open_channel(grpc, address)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
     def send(self, request: InferRequest, timeout: float | None, done: Callable[[Outcome], None]) -> Call:
         """See SyncTransport."""
+        check_process(self._home)
         call: Any = self._stub.ModelInfer.future(
-            infer_message(request), timeout=timeout, metadata=(*self._headers, *request.headers)
+            infer_message(request), timeout=timeout, metadata=metadata(self._headers, request.headers)
         )
         call.add_done_callback(lambda ended: done(_outcome(ended)))
         return call  # type: ignore[no-any-return]
 
     def ask(self, query: Query, timeout: float) -> dict[str, Any]:
         """See SyncTransport."""
+        check_process(self._home)
         method, message = question(query)
         try:
-            reply = getattr(self._stub, method)(message, timeout=timeout, metadata=(*self._headers, *query.headers))
+            reply = getattr(self._stub, method)(
+                message, timeout=timeout, metadata=metadata(self._headers, query.headers)
+            )
         except grpc.RpcError as error:
             raise failure(error) from None
         return read_reply(query, reply)
 
     def close(self) -> None:
         """See SyncTransport."""
-        self._channel.close()
+        if os.getpid() == self._home:
+            self._channel.close()
 
 
 def _outcome(ended: Any) -> Outcome:

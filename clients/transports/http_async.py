@@ -6,8 +6,8 @@ is computed all the same. Over gRPC it is dropped, if it is still in the queue.
 
 from __future__ import annotations
 
-import asyncio
 import json
+import math
 from typing import Any
 
 import aiohttp
@@ -74,7 +74,10 @@ class HttpAsync:
         self, method: str, path: str, headers: dict[str, str], body: bytes | None, timeout: float | None
     ) -> tuple[int, bytes, Any]:
         """Code, body and headers of an answer. A deadline covers everything, from connecting to the last byte."""
-        limits = aiohttp.ClientTimeout(total=timeout, sock_connect=_CONNECT_S)
+        if timeout is not None and timeout <= 0:  # to aiohttp it would be no limit at all
+            raise TransportError("DEADLINE_EXCEEDED", "the deadline passed before the request was sent")
+        # Without the threshold aiohttp rounds what is longer than 5 s up to whole seconds.
+        limits = aiohttp.ClientTimeout(total=timeout, sock_connect=_CONNECT_S, ceil_threshold=math.inf)
         try:
             async with self._session.request(
                 method,
@@ -93,13 +96,13 @@ class HttpAsync:
         except aiohttp.ClientSSLError as error:
             raise TransportError("UNAVAILABLE", f"TLS handshake failed: {error}") from None
         except aiohttp.ClientConnectorError as error:
-            raise TransportError("UNAVAILABLE", f"failed to connect: {error.os_error}") from None
+            words = str(error.os_error) or type(error.os_error).__name__
+            raise TransportError("UNAVAILABLE", f"failed to connect: {words}") from None
         except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, ConnectionError) as error:
             raise TransportError("UNAVAILABLE", f"the connection was lost: {error!r}") from None
         except aiohttp.ClientError as error:
-            raise TransportError("UNIMPLEMENTED", f"the answer is no HTTP: {error!r}") from None
-        except asyncio.CancelledError:
-            raise
+            # Not its repr, which shows the request's headers, keys among them.
+            raise TransportError("UNIMPLEMENTED", f"the answer is no HTTP: {error}") from None
         except RuntimeError as error:
             if self._session.closed:
                 raise TransportError("CANCELLED", "the client was closed") from error

@@ -7,6 +7,7 @@ connections: the blocking HTTP clients for Python offer one or two of the three.
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
@@ -14,7 +15,7 @@ from typing import Any, TypeVar
 
 from clients.connection import Address, Headers
 from clients.failures import TransportError
-from clients.transports import Call, Outcome
+from clients.transports import Call, Outcome, check_process
 from clients.transports.http_async import HttpAsync
 from clients.wire import InferAnswer, InferRequest, Query
 
@@ -27,10 +28,9 @@ class HttpSync:
 
     def __init__(self, address: Address, headers: Headers) -> None:
         """Keeps the address; nothing is started or contacted."""
-        if address.tls:
-            address.tls.context()  # a wrong file is the caller's error now, not the first request's
         self._address, self._headers = address, headers
         self._lock = threading.Lock()
+        self._home = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._transport: HttpAsync | None = None
@@ -52,6 +52,9 @@ class HttpSync:
 
     def close(self) -> None:
         """See SyncTransport."""
+        if os.getpid() != self._home and self._loop is not None:
+            self._closed = True  # nothing of it is here, and the lock may have been copied while it was held
+            return
         with self._lock:
             if self._closed or self._loop is None or self._thread is None:
                 self._closed = True
@@ -63,11 +66,18 @@ class HttpSync:
             self._thread.join(_CLOSE_S)
 
     def _submit(self, work: Coroutine[Any, Any, _T]) -> Future[_T]:
+        if self._loop is not None:
+            try:
+                check_process(self._home)
+            except RuntimeError:
+                work.close()
+                raise
         with self._lock:
             if self._closed:
                 work.close()
                 raise RuntimeError("the client is closed")
             if self._loop is None:
+                self._home = os.getpid()
                 self._loop = asyncio.new_event_loop()
                 self._thread = threading.Thread(target=self._run, args=(self._loop,), name="encoder-http", daemon=True)
                 self._thread.start()

@@ -13,7 +13,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -187,7 +187,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         return self.reply("live")
 
     def ModelReady(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return self.reply("ready")
+        return self.reply("ready", request.name)
 
     def ServerMetadata(self, request: Any, context: Any) -> Any:  # noqa: N802
         return self.reply("server")
@@ -219,7 +219,7 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
             request.model_name,
             context.time_remaining(),
             inputs.get("TEXT_PAIR"),
-            {name: str(value) for name, value in context.invocation_metadata()},
+            _joined(context.invocation_metadata()),
             time.monotonic(),
         )
         given = self.infer(seen, context.is_active)
@@ -274,11 +274,19 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         elif model is None:
             return 404, b""
         elif model[3] == "ready":
-            return (200 if self.reply("ready").ready else 400), b""
+            return (200 if self.reply("ready", model[1]).ready else 400), b""
         else:
             message = self.reply(model[3] or "metadata", model[1], model[2] or "")
         reply = MessageToDict(message, preserving_proto_field_name=True)
         return 200, json.dumps(reply.get("config", reply)).encode()
+
+
+def _joined(headers: Iterable[tuple[str, object]]) -> dict[str, str]:
+    """Headers by name; what was sent twice shows."""
+    given: dict[str, str] = {}
+    for name, value in headers:
+        given[name] = f"{given[name]}, {value}" if name in given else str(value)
+    return given
 
 
 def words(text: bytes) -> set[str]:

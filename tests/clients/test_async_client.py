@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
+from contextlib import aclosing
 
 import numpy as np
 import pytest
 
-from clients import AsyncEncoderClient
+from clients import AsyncEncoderClient, ServerUnavailable
+from clients.connection import parse_address
+from clients.failures import TransportError
+from clients.transports.http_async import HttpAsync
+from clients.wire import InferRequest, bytes_tensor
 from tests.clients.fake_triton import FakeTriton, vector
 
 PROTOCOLS = pytest.mark.parametrize("protocol", ["grpc", "http"])
@@ -74,6 +80,49 @@ def test_client_says_that_it_belongs_to_another_event_loop(server: FakeTriton, p
             await client.close()
 
     asyncio.run(both())
+
+
+@PROTOCOLS
+def test_iterator_that_is_closed_early_leaves_no_request_under_way(server: FakeTriton, protocol: str) -> None:
+    server.delay = lambda texts: 0.0 if texts == [b"0"] else 3.0
+
+    async def run() -> int:
+        async with AsyncEncoderClient(url(server, protocol), batch=1) as client:
+            async with aclosing(client.encode_batches([str(number) for number in range(20)])) as results:  # type: ignore[type-var]
+                await anext(results)
+            return len([task for task in asyncio.all_tasks() if task is not asyncio.current_task()])
+
+    assert asyncio.run(run()) == 0
+
+
+@PROTOCOLS
+def test_question_under_way_fails_when_the_client_is_closed_and_its_task_is_not_cancelled(protocol: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+
+        async def run() -> object:
+            client = AsyncEncoderClient(address if protocol == "grpc" else f"http://{address}")
+            asked = asyncio.create_task(client.facts())
+            await asyncio.sleep(0.1)
+            await client.close()
+            (outcome,) = await asyncio.gather(asked, return_exceptions=True)
+            return outcome
+
+        assert isinstance(asyncio.run(run()), ServerUnavailable)
+
+
+@pytest.mark.parametrize("left", [0.0, -0.5])
+def test_request_whose_time_is_up_is_not_sent_over_http_without_any_limit(server: FakeTriton, left: float) -> None:
+    async def run() -> None:
+        transport = HttpAsync(parse_address(server.http_url, None, None), ())
+        try:
+            with pytest.raises(TransportError, match="DEADLINE_EXCEEDED"):
+                await transport.infer(InferRequest("encode", (bytes_tensor("TEXT", [b"a"]),), {}), left)
+        finally:
+            await transport.close()
+
+    asyncio.run(run())
+    assert server.seen == []
 
 
 @PROTOCOLS

@@ -78,6 +78,26 @@ def test_empty_input_gives_no_lines_and_an_empty_array(server: FakeTriton, tmp_p
     assert np.load(output).shape == (0, DIM)
 
 
+def test_empty_input_with_fewer_dimensions_gives_an_array_of_as_many_columns(
+    server: FakeTriton, tmp_path: Path
+) -> None:
+    output = tmp_path / "none.npy"
+    assert run(server, "-", "--output", str(output), "--dimensions", "4", stdin=b"").exit_code == 0
+    assert np.load(output).shape == (0, 4)
+
+
+def test_server_that_asks_for_a_certificate_is_called_with_one(certificates: Path) -> None:
+    pems = [(certificates / name).read_bytes() for name in ("server.key", "server.pem", "ca.pem")]
+    root, own = ["--root-certificate", str(certificates / "ca.pem")], ["--client-key", str(certificates / "client.key")]
+    with serve(grpc.ssl_server_credentials([(pems[0], pems[1])], pems[2], True)) as server:
+        result = run(server, "a", *root, *own, "--client-certificate", str(certificates / "client.pem"))
+        assert (result.exit_code, len(rows(result))) == (0, 1)
+        assert run(server, "a", *root, "--retries", "0").exit_code == 5
+        refused = run(server, "a", *root, *own)
+    assert refused.exit_code == 2
+    assert "certificate without its key, or a key without its certificate" in refused.stderr
+
+
 def test_output_is_a_float32_array_in_order_and_leaves_no_other_file(server: FakeTriton, tmp_path: Path) -> None:
     texts = [f"text {i}" for i in range(100)]
     (tmp_path / "in.txt").write_text("\n".join(texts))

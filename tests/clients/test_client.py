@@ -1,10 +1,13 @@
 """Both clients over both protocols against a server that speaks Triton's (see fake_triton)."""
 
 import dataclasses
+import os
 import random
+import signal
 import socket
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -93,6 +96,14 @@ def test_numpy_strings_and_tuples_are_texts(client: EncoderClient, server: FakeT
     client.encode(np.array(["a", "b"]))  # type: ignore[arg-type]
     client.encode(("a", "b"))
     assert [seen.texts for seen in server.seen] == [[b"a", b"b"]] * 2
+
+
+def test_numbers_may_be_numpys(server: FakeTriton, way: Way) -> None:
+    with way.client(server, batch=np.int64(2), concurrency=np.int32(1)) as client:
+        client.encode(["a", "b", "c"], priority=np.int64(1), timeout=np.float32(0.5), dimensions=np.int16(4))
+    assert [len(seen.texts) for seen in server.seen] == [2, 1]
+    assert server.seen[0].parameters["priority"] == 1
+    assert server.seen[0].parameters["dimensions"] == 4
 
 
 def test_encode_batches_yields_each_request_and_stops_when_left(server: FakeTriton, way: Way) -> None:
@@ -410,6 +421,47 @@ def test_closed_client_says_so(server: FakeTriton, way: Way) -> None:
         for call in (client.ready, client.dim, lambda: client.encode("a"), lambda: list(client.encode_batches("a"))):
             with pytest.raises(RuntimeError, match="closed"):
                 call()
+
+
+def test_call_that_meets_the_close_of_another_thread_says_so(
+    server: FakeTriton, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = EncoderClient(server.url)
+    for name, call in (("send", lambda: client.encode("a")), ("ask", client.facts)):
+        kept = getattr(client._transport, name)
+
+        def closing(*arguments: object, kept: Callable[..., object] = kept) -> object:
+            client.close()
+            return kept(*arguments)
+
+        client._closed = False
+        monkeypatch.setattr(client._transport, name, closing)
+        with pytest.raises(RuntimeError, match="the client is closed"):
+            call()
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_client_says_that_it_was_opened_before_the_process_was_forked(server: FakeTriton, protocol: str) -> None:
+    with EncoderClient(server.url if protocol == "grpc" else server.http_url) as client:
+        client.encode("a")
+        child = os.fork()
+        if not child:  # without the check it would wait for threads that were not copied
+            code = 1
+            try:
+                client.encode("a")
+            except RuntimeError as error:
+                code = 0 if "make one in each process" in str(error) else 2
+            finally:
+                client.close()
+                os._exit(code)
+        ends = time.monotonic() + 10
+        while not (ended := os.waitpid(child, os.WNOHANG))[0] and time.monotonic() < ends:
+            time.sleep(0.01)
+        if not ended[0]:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        assert ended == (child, 0)
+        assert len(client.encode("b")) == 1
 
 
 def test_close_ends_the_calls_of_other_threads(server: FakeTriton, client: EncoderClient) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 import sys
 import threading
@@ -12,7 +13,7 @@ from typing import Any
 import grpc
 import pytest
 
-from clients import EncoderClient, EncoderError, InvalidInput, ServerUnavailable, Tls
+from clients import AsyncEncoderClient, EncoderClient, EncoderError, InvalidInput, ServerFailure, ServerUnavailable, Tls
 from clients.connection import parse_address
 from tests.clients.fake_triton import DIM, FakeTriton, serve
 from tests.clients.ways import Way
@@ -64,7 +65,7 @@ def test_url_that_is_no_address_is_refused(url: Any, options: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize(
-    "headers", [{"a b": "x"}, {"": "x"}, {"a-bin": "x"}, {"a": "x\ny"}, {"a": "é"}, {"a": 1}, {1: "a"}]
+    "headers", [{"a b": "x"}, {"a\n": "x"}, {"": "x"}, {"a-bin": "x"}, {"a": "x\ny"}, {"a": "é"}, {"a": 1}, {1: "a"}]
 )
 def test_header_that_cannot_be_sent_is_refused_without_showing_its_value(headers: dict[Any, Any]) -> None:
     with pytest.raises(InvalidInput) as caught:
@@ -79,6 +80,12 @@ def test_keys_and_headers_are_sent_with_every_request(server: FakeTriton, way: W
     headers = server.seen[0].headers
     assert (headers["authorization"], headers["x-team"], headers["x-call"]) == ("Bearer secret", "search", "7")
     assert headers["triton-grpc-protocol-admin-key" if way.protocol == "grpc" else "admin-key"] == "1234"
+
+
+def test_header_of_a_call_stands_in_place_of_the_clients_own(server: FakeTriton, way: Way) -> None:
+    with way.client(server, headers={"X-Team": "search", "Authorization": "Bearer 7"}) as client:
+        client.encode("a", headers={"x-team": "other", "Authorization": "Basic 7"})
+    assert (server.seen[0].headers["x-team"], server.seen[0].headers["authorization"]) == ("other", "Basic 7")
 
 
 def test_call_carries_the_span_that_is_current(server: FakeTriton, client: Any) -> None:
@@ -168,11 +175,31 @@ def test_plain_client_fails_at_an_encrypted_server(encrypted: tuple[FakeTriton, 
         client.encode("a", deadline=5)
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_answer_that_is_no_http_shows_no_key(asynchronous: bool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        threading.Thread(target=lambda: silent.accept()[0].sendall(b"\0\0 no HTTP\r\n\r\n"), daemon=True).start()
+        url = f"127.0.0.1:{silent.getsockname()[1]}"
+        with (
+            Way("http", asynchronous).client(f"http://{url}", headers={"X-Key": "secret"}) as client,
+            pytest.raises(ServerFailure, match="not a Triton server") as caught,
+        ):
+            client.encode("a")
+    assert "secret" not in f"{caught.value} {caught.value.value}"
+
+
+@pytest.mark.parametrize("client", [EncoderClient, AsyncEncoderClient])
+@pytest.mark.parametrize("url", ["https://h", "grpcs://h:1"])
+def test_file_that_is_no_certificate_is_refused_before_any_request(
+    tmp_path: Path, client: type[EncoderClient | AsyncEncoderClient], url: str
+) -> None:
+    (tmp_path / "no.pem").write_text("no certificate")
+    with pytest.raises(InvalidInput, match="no PEM"):
+        client(url, tls=Tls(root=tmp_path / "no.pem"))
+
+
 def test_tls_files_are_checked_when_they_are_named(certificates: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="cannot be read"):
         Tls(root=tmp_path / "none.pem")
     with pytest.raises(InvalidInput, match="without its key"):
         Tls(certificate=certificates / "client.pem")
-    (tmp_path / "no.pem").write_text("no certificate")
-    with pytest.raises(InvalidInput, match="no PEM"):
-        EncoderClient("https://h", tls=Tls(root=tmp_path / "no.pem"))

@@ -11,11 +11,7 @@ import pytest
 import clients
 from tests.clients.fake_triton import serve
 
-MODULES = [
-    name
-    for _, name, _ in pkgutil.walk_packages(clients.__path__, "clients.")
-    if not name.startswith(("clients.load", "clients.bench", "clients.__main__"))
-]
+MODULES = [name for _, name, _ in pkgutil.walk_packages(clients.__path__, "clients.") if name != "clients.__main__"]
 
 
 def examples(name: str) -> list[doctest.DocTest]:

@@ -27,6 +27,11 @@ AS_SENT_BY_TRITON = [
         InvalidInput,
     ),
     ("INVALID_ARGUMENT", "unexpected inference input 'TEXTS' for model 'encode'", InvalidInput),
+    (
+        "INVALID_ARGUMENT",
+        "expected 1 inputs but got 2 inputs for model 'encode'. Got input(s) ['TEXT_PAIR','TEXT']",
+        InvalidInput,
+    ),
     ("UNAVAILABLE", "Request timeout expired", QueueTimeout),
     ("UNAVAILABLE", "[request id: r7] Request timeout expired", QueueTimeout),
     ("UNAVAILABLE", "[request id: <id_unknown>] Exceeds maximum queue size", Overloaded),
@@ -137,6 +142,12 @@ def test_message_over_a_limit_of_grpc_is_not_to_be_tried_again(message: str) -> 
         f"texts 0 to 1: a message of the call is too large: '{message}'; server: h:1; "
         "to do: give EncoderClient a smaller batch=, or shorten the texts"
     )
+
+
+def test_inputs_of_another_task_have_a_remedy() -> None:
+    error = from_status(*invalid("expected 1 inputs but got 2 inputs for model 'encode'"), "h:1", range(2))
+    assert str(error).startswith("texts 0 to 1: the model takes other inputs than the call sends: ")
+    assert "to do: name an entry model whose task is the call's" in str(error)
 
 
 def test_remedy_of_the_server_stands_alone() -> None:

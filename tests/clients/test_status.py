@@ -11,9 +11,11 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from clients import ServerUnavailable
+from clients import EncoderClient, ServerFailure, ServerUnavailable
 from clients.cli import app
 from clients.commands.status import host_of, status_table
+from clients.model import read_facts
+from clients.screen import width_of
 from clients.status import fetch_metrics, read_status, samples
 from tests.clients.fake_triton import FakeTriton
 from tests.clients.ways import Way
@@ -52,7 +54,7 @@ def page() -> Iterator[str]:
 
 
 def test_samples_have_name_labels_and_value() -> None:
-    given = samples('a{x="1",y="a\\"b"} 2\n# a comment\nb 3.5\n')
+    given = samples('a{x="1",y="a\\"b"} 2\n# a comment\nb 3.5\nNot Found\n')
     assert given == [("a", {"x": "1", "y": 'a\\"b'}, 2.0), ("b", {}, 3.5)]
 
 
@@ -98,7 +100,18 @@ def test_table_has_a_row_a_model() -> None:
 
 @pytest.mark.parametrize(
     ("url", "host"),
-    [("h:8001", "h"), ("http://h:8000/a", "h"), ("[::1]:8001", "[::1]"), ("unix:/a", "127.0.0.1"), ("h", "h")],
+    [
+        ("h:8001", "h"),
+        ("http://h:8000/a", "h"),
+        ("[::1]:8001", "[::1]"),
+        ("unix:/a", "127.0.0.1"),
+        ("h", "h"),
+        ("dns:///h:8001", "h"),
+        ("dns://1.1.1.1/h:8001", "h"),
+        ("dns:h:8001", "h"),
+        ("ipv4:10.0.0.1:8001,10.0.0.2:8001", "10.0.0.1"),
+        ("ipv6:[::1]:8001", "[::1]"),
+    ],
 )
 def test_host_of_a_url(url: str, host: str) -> None:
     assert host_of(url) == host
@@ -118,18 +131,54 @@ def test_command_prints_a_table(server: FakeTriton, page: str) -> None:
     )
     assert done.exit_code == 0, done.stderr
     row = next(line for line in done.stdout.splitlines() if "encode " in line)
-    assert [cell.strip() for cell in row.split("│")[1:-1]] == [
+    assert row.split() == [
         "encode", "1", "READY", "30", "3", "2", "12", "3.0", "3.0", "10.0", "22.0", "115.5",
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("arguments", "code"),
-    [(["--metrics", "http://127.0.0.1:1/metrics"], 5), (["--metrics", "ftp://x"], 2), (["--watch", "0.01"], 2)],
+    [
+        (["--metrics", "http://127.0.0.1:1/metrics"], 5),
+        (["--metrics", "ftp://x"], 2),
+        (["--watch", "0.01"], 2),
+        (["--watch", "nan"], 2),
+    ],
 )
 def test_command_says_what_is_wrong_in_one_line(server: FakeTriton, arguments: list[str], code: int) -> None:
     done = CliRunner().invoke(app, ["status", "--url", server.url, *arguments])
     assert (done.exit_code, done.stderr.count("\n")) == (code, 1)
+
+
+def test_address_of_something_else_than_metrics_is_an_error(server: FakeTriton) -> None:
+    for metrics in (f"http://{server.url}/metrics", f"{server.http_url}/v2"):
+        done = CliRunner().invoke(app, ["status", "--url", server.url, "--metrics", metrics])
+        assert (done.exit_code, done.stderr.count("\n")) == (5, 1)
+        assert done.stderr.startswith("error: the metrics cannot be read: ")
+
+
+def test_table_of_a_narrow_terminal_goes_without_a_few_columns(server: FakeTriton) -> None:
+    with EncoderClient(server.url) as client:
+        status = client.status(metrics=PAGE)
+    del status.models[2]  # the one with a reason
+    for model in status.models:
+        model.requests = 1_234_567
+        model.p99_ms = 1234.5
+    assert width_of(status_table(status)) > 80
+    shown = [str(column.header) for column in status_table(status, 80).columns]
+    assert width_of(status_table(status, 80)) <= 80
+    assert {"model", "version", "requests", "rejected", "pending", "P50\nms", "P99\nms"} <= set(shown)
+
+
+def test_table_in_a_file_is_whole_however_narrow_the_terminal(server: FakeTriton, page: str) -> None:
+    done = CliRunner().invoke(app, ["status", "--url", server.url, "--metrics", page], env={"COLUMNS": "40"})
+    assert "encoder_512" in done.stdout
+    assert "115.5" in done.stdout
+
+
+def test_model_whose_configuration_is_another_is_a_server_failure() -> None:
+    with pytest.raises(ServerFailure, match="configuration cannot be read"):
+        read_facts({"output": [{"name": "EMBEDDING"}]}, "h:1")
 
 
 def test_page_is_fetched(page: str) -> None:

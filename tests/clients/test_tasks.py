@@ -117,6 +117,9 @@ def test_similarity_is_the_cosine_of_the_embeddings(client: Any) -> None:
     assert (square.shape, square.dtype) == ((2, 2), np.float32)
     np.testing.assert_allclose(np.diag(square), 1, rtol=1e-5)
     assert client.similarity(["a"], []).shape == (1, 0)
+    with pytest.raises(InvalidInput, match="text 4: not a str") as caught:
+        client.similarity(["a", "b", "c"], ["d", 5])
+    assert caught.value.texts == range(4, 5)
 
 
 def test_options_of_encode_are_sent_as_parameters(server: FakeTriton, client: Any) -> None:

@@ -2,8 +2,10 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -11,10 +13,13 @@ from clients.cli import app
 from clients.load.metrics import Reading
 from clients.load.page import Grid, Page, PageSection, render
 from clients.load.plan import Plan, Request
+from clients.load.plots import longer, thinned
 from clients.load.records import Records
 from clients.load.report import LoadRun, write_run
 from clients.load.selftest import null_server
 from clients.load.summary import summarise
+from tests.clients.fake_triton import serve
+from tests.load.servers import timed_server
 
 
 @pytest.fixture
@@ -66,6 +71,21 @@ def test_the_self_test_prints_the_generator_s_own_floor_and_highest_rate(
         (["--class", "a 10%"], "100 %"),
         (["--trace", "/nowhere/trace.jsonl"], "cannot be read"),
         (["--protocol", "openai"], "does not fit"),
+        (["--profile", ""], "profile"),
+        (["--profile", "20x1", "--seconds", "5"], "--profile has no use for it: ['--seconds']"),
+        (["--trace", "t.jsonl", "--mix", "100% 20"], "with it --speed"),
+        (["--speed", "2"], "--rate has no use for it"),
+        (["--clients", "3", "--arrivals", "constant"], "--clients has no use for it"),
+        (["--rate", "nan"], "--rate"),
+        (["--rate", "1e9"], "requests of the load"),
+        (["--seconds", "5", "--warm", "5"], "leaves nothing"),
+        (["--clients", "2", "--seconds", "inf"], "length of the run"),
+        (["--deadline", "nan"], "deadline"),
+        (["--processes", "65"], "processes of the generator"),
+        (["--metrics", "127.0.0.1:8002/metrics"], "address of the metrics"),
+        (["--output", "/proc/nothing/here"], "cannot be made"),
+        (["--header", "no colon"], "no colon"),
+        (["--root-certificate", "/nowhere/ca.pem"], "cannot be read"),
     ],
 )
 def test_a_load_that_cannot_be_meant_is_refused_before_anything_is_sent(
@@ -78,8 +98,47 @@ def test_a_load_that_cannot_be_meant_is_refused_before_anything_is_sent(
 
 def test_a_server_that_answers_nothing_is_an_error(runner: CliRunner) -> None:
     result = runner.invoke(app, ["bench", "127.0.0.1:1", "--rate", "20", "--seconds", "0.2", "--processes", "1"])
-    assert result.exit_code == 1
+    assert result.exit_code == 5
     assert "every request failed" in result.output
+    assert "ServerUnavailable, for example: the server cannot be reached" in result.output
+
+
+@pytest.mark.parametrize("package", ["jinja2", "matplotlib"])
+def test_a_package_that_draws_is_asked_for_before_the_load_and_only_for_a_report(
+    runner: CliRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str
+) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == package or name == "clients.load.plots"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delattr("clients.load.plots", raising=False)
+    with timed_server() as server:
+        options = ["bench", server.url, "--rate", "40", "--seconds", "0.1", "--processes", "1", "--late-limit", "5000"]
+        result = runner.invoke(app, [*options, "--output", str(tmp_path)])
+        assert result.exit_code == 2
+        assert f"{package} is not installed; to do: pip install" in result.output
+        assert server.priorities == []
+        assert runner.invoke(app, options).exit_code == 0
+
+
+def test_a_key_is_sent_with_every_request(runner: CliRunner) -> None:
+    with serve() as server:
+        options = ["--rate", "40", "--seconds", "0.1", "--processes", "1", "--late-limit", "5000"]
+        result = runner.invoke(app, ["bench", server.url, *options, "--token", "t", "--header", "X-Team: search"])
+    assert result.exit_code == 0, result.output
+    assert {(one.headers["authorization"], one.headers["x-team"]) for one in server.seen} == {("Bearer t", "search")}
+
+
+def test_failed_requests_count_as_longer_than_any_in_the_plot() -> None:
+    assert longer(4, 5).tolist() == pytest.approx([1.0, 0.8, 0.6, 0.4])
+
+
+def test_of_many_requests_the_slowest_are_drawn_whatever_their_number() -> None:
+    latency, places = np.ones(50_000), np.arange(50_000)
+    latency[777] = 900.0
+    drawn = thinned(places, latency, 100)
+    assert 777 in drawn
+    assert len(drawn) == 501
+    assert len(thinned(places[:10], latency, 1)) == 10
 
 
 def test_metrics_add_the_plots_of_batches_queue_and_lanes(tmp_path: Path) -> None:

@@ -1,10 +1,12 @@
 import math
+import socket
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from clients import InvalidInput
 from clients.load.metrics import (
     MetricsSampler,
     Reading,
@@ -49,6 +51,15 @@ def test_figures_over_time_come_from_the_changes_between_readings() -> None:
     assert math.isnan(sizes.values["m"][1])
 
 
+def test_counters_that_begin_anew_give_no_figure() -> None:
+    readings = [
+        Reading(0.0, {"nv_inference_count": {"m": 90.0}, "nv_inference_exec_count": {"m": 9.0}}),
+        Reading(1.0, {"nv_inference_count": {"m": 4.0}, "nv_inference_exec_count": {"m": 2.0}}),
+    ]
+    assert math.isnan(rates(readings).values["m"][0])
+    assert math.isnan(batch_sizes(readings).values["m"][0])
+
+
 def test_the_queue_and_the_gpu_are_read_as_they_stand() -> None:
     readings = [Reading(0.5, parse_metrics(PAGE)), Reading(1.0, {})]
     assert pending(readings).values == {"encode": [5.0, 0.0]}
@@ -83,3 +94,26 @@ def test_a_page_is_sampled_while_the_block_runs_and_a_failing_one_ends_nothing()
     assert sampler.readings[0].values["nv_inference_count"] == pytest.approx({"encode": 40.0, "encoder_128": 32.0})
     time.sleep(0.1)
     assert len(sampler.readings) == count, "it stops with the block"
+    later = sampler.since(sampler.began + sampler.readings[1].at)
+    assert [one.at for one in later] == pytest.approx(
+        [one.at - sampler.readings[1].at for one in sampler.readings[1:]]
+    ), "from the moment of the load's start, by its clock"
+
+
+def test_what_speaks_no_http_is_no_reading_and_ends_nothing() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        answered = threading.Event()
+
+        def answer() -> None:
+            for _ in range(2):
+                connection, _ = server.accept()
+                with connection:
+                    connection.sendall(b"\0\0\x12\x04\0 no HTTP\r\n")
+            answered.set()
+
+        threading.Thread(target=answer, daemon=True).start()
+        with MetricsSampler(f"http://127.0.0.1:{server.getsockname()[1]}/metrics", interval=0.01) as sampler:
+            assert answered.wait(10), "it goes on after the first"
+    assert sampler.readings == []
+    with pytest.raises(InvalidInput, match="address of the metrics"):
+        MetricsSampler("127.0.0.1:8002/metrics")

@@ -82,11 +82,32 @@ def test_classes_are_read_with_priority_share_and_mix() -> None:
 
 
 @pytest.mark.parametrize(
-    "specs", [["interactive"], ["a 50%"], ["a 50%", "a 50%"], ["a/urgent 100%"], ["a 100%: nonsense"]]
+    "specs", [["interactive"], ["a 50%"], ["a 50%", "a 50%"], ["a/urgent 100%"], ["a/7 100%"], ["a 100%: nonsense"]]
 )
 def test_classes_that_cannot_be_meant_are_refused(specs: list[str]) -> None:
     with pytest.raises(InvalidInput):
         parse_classes(specs)
+
+
+def test_a_class_whose_name_is_a_number_has_no_priority_by_it() -> None:
+    assert parse_classes(["7 100%"]) == (LoadClass("7", 1.0, 0),)
+
+
+@pytest.mark.parametrize("rate", [1e9, float("inf"), float("nan")])
+def test_a_rate_of_more_requests_than_can_be_planned_is_refused(rate: float) -> None:
+    with pytest.raises(InvalidInput, match="requests of the load"):
+        open_plan(SOURCE, [Segment(rate, rate, 30)])
+
+
+def test_a_closed_loop_without_an_end_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="length of the run"):
+        closed_plan(SOURCE, 3, float("inf"))
+
+
+def test_an_open_plan_names_the_parts_of_a_rate_that_changes() -> None:
+    plan = open_plan(SOURCE, parse_profile("20x1, 20-60x0.5"))
+    assert plan.stretches == (("0–1 s: 20/s", 0.0), ("1–1.5 s: 20–60/s", 1.0))
+    assert open_plan(SOURCE, parse_profile("20x1")).stretches == ()
 
 
 def test_an_open_plan_mixes_classes_by_share_and_each_has_its_own_lengths() -> None:
@@ -132,13 +153,44 @@ def test_a_trace_is_replayed_in_order_from_its_first_request(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     "line",
-    ["{", "[1]", '{"text": "a"}', '{"offset_s": 1}', '{"offset_s": -1, "text": "a"}', '{"offset_s": 1, "text": 5}'],
+    [
+        "{",
+        "[1]",
+        '{"text": "a"}',
+        '{"offset_s": 1}',
+        '{"offset_s": -1, "text": "a"}',
+        '{"offset_s": NaN, "text": "a"}',
+        '{"offset_s": 1, "text": 5}',
+        '{"offset_s": 1, "text": "\\ud800"}',
+        '{"offset_s": 1, "tokens": 0}',
+        '{"offset_s": 1, "tokens": 1e9}',
+        '{"offset_s": 1, "tokens": 1e999}',
+        '{"offset_s": 1, "text": "a", "priority": "urgent"}',
+        '{"offset_s": 1, "text": "a", "priority": -1}',
+        '{"offset_s": 1, "text": "a", "priority": true}',
+    ],
 )
 def test_a_bad_line_of_a_trace_is_named_by_its_number(tmp_path: Path, line: str) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text('{"offset_s": 0, "text": "good"}\n' + line, encoding="utf-8")
     with pytest.raises(InvalidInput, match="line 2 is no request"):
         read_trace(path, SOURCE)
+
+
+def test_a_trace_may_hold_what_ends_a_line_only_outside_of_json(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(
+        '\ufeff{"offset_s": 0, "text": "one\u2028still one"}\n{"offset_s": 1, "text": "two"}\n', encoding="utf-8"
+    )
+    assert [request.text for request in read_trace(path, SOURCE).requests] == ["one\u2028still one", "two"]
+
+
+@pytest.mark.parametrize("speed", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_trace_is_not_replayed_at_no_speed(tmp_path: Path, speed: float) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text('{"offset_s": 0, "text": "a"}\n', encoding="utf-8")
+    with pytest.raises(InvalidInput, match="speed"):
+        read_trace(path, SOURCE, speed=speed)
 
 
 def test_an_empty_trace_is_refused(tmp_path: Path) -> None:

@@ -1,26 +1,39 @@
 """The generator's processes against servers whose answers take known times."""
 
+import os
+import signal
 import socket
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import grpc
 import numpy as np
 import pytest
 
-from clients import EncoderError, InvalidInput
+from clients import EncoderError, InvalidInput, Tls
 from clients.load.plan import Plan, Segment, closed_plan, open_plan, parse_classes
-from clients.load.run import LoadOptions, run_load
+from clients.load.run import Crew, LoadOptions, run_load
 from clients.load.selftest import null_server
 from clients.load.summary import summarise
 from clients.load.target import Target
 from clients.load.texts import TextSource
+from tests.clients.certificates import make_certificates
+from tests.clients.fake_triton import serve
 from tests.load.servers import timed_server
 
 SOURCE = TextSource()
 ONE = LoadOptions(processes=1)
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_certificates(tmp_path_factory.mktemp("certificates"))
 
 
 def steady(rate: float, seconds: float, **more: object) -> Plan:
@@ -93,6 +106,33 @@ def test_a_closed_loop_keeps_its_clients_busy_and_no_more() -> None:
     assert summary.overall.p50 == pytest.approx(100, abs=60)
 
 
+def test_a_client_of_a_closed_loop_pauses_after_a_failure() -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))  # bound, not listening: connections are refused at once
+        target = Target(f"127.0.0.1:{held.getsockname()[1]}", deadline_s=2)
+        records = run_load(target, closed_plan(SOURCE, 5, 0.4), LoadOptions(1, clients=2))
+    assert set(records.status) == {"ServerUnavailable"}
+    assert len(records) <= 2 * 41
+    assert "cannot be reached" in records.said["ServerUnavailable"]
+
+
+def test_an_encrypted_server_is_called_with_certificates_and_keys(certificates: Path) -> None:
+    pems = [(certificates / name).read_bytes() for name in ("server.key", "server.pem", "ca.pem")]
+    tls = Tls(*(certificates / name for name in ("ca.pem", "client.pem", "client.key")))
+    with serve(grpc.ssl_server_credentials([(pems[0], pems[1])], pems[2], True)) as server:
+        target = Target(f"grpcs://{server.url}", headers=(("authorization", "Bearer key"),), tls=tls)
+        assert run_load(target, steady(50, 0.1), ONE).ok().all()
+    assert {seen.headers["authorization"] for seen in server.seen} == {"Bearer key"}
+
+
+def test_the_generators_own_share_of_a_core_is_measured_and_the_start_noted() -> None:
+    began = time.monotonic()
+    with timed_server(delay=lambda at: 0.05) as server:
+        records = run_load(Target(server.url), closed_plan(SOURCE, 5, 0.5), LoadOptions(1, clients=2))
+    assert 0 < records.busy < 0.9
+    assert began < records.start < time.monotonic() - 0.5
+
+
 def test_no_server_is_an_error_of_each_request_and_not_of_the_run() -> None:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))  # bound, not listening: connections are refused
@@ -110,6 +150,7 @@ def openai_server() -> Iterator[str]:
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             code = 200 if b'"encoding_format": "base64"' in body else 400
+            code = code if self.headers["authorization"] == "Bearer key" else 401
             self.send_response(code if len(body) < 500 else 503)
             self.send_header("Content-Length", "2")
             self.end_headers()
@@ -131,9 +172,39 @@ def openai_server() -> Iterator[str]:
 def test_an_openai_like_server_is_called_over_http() -> None:
     plan = steady(40, 0.5, classes=parse_classes(["short 50%: 100% 10", "long 50%: 100% 300"]))
     with openai_server() as url:
-        records = run_load(Target(url, "openai", "model"), plan, ONE)
+        records = run_load(Target(url, "openai", "model", headers=(("authorization", "Bearer key"),)), plan, ONE)
+        short = steady(40, 0.1, classes=parse_classes(["short 100%: 100% 10"]))
+        refused = run_load(Target(url, "openai", "model"), short, ONE)
+    assert (set(refused.status), refused.said) == ({"HTTP 401"}, {"HTTP 401": "{}"})
     by_kind = {(kind, status) for kind, status in zip(records.kind, records.status, strict=True)}
     assert by_kind == {("short", "ok"), ("long", "HTTP 503")}
+
+
+def test_a_process_that_is_killed_ends_the_run_with_an_error() -> None:
+    with null_server() as url, Crew(1) as crew:
+
+        def kill(elapsed: float, done: object) -> None:
+            if elapsed > 0.1:
+                crew._processes[0].kill()
+
+        with pytest.raises(EncoderError, match="ended before its time"):
+            crew.run(Target(url), steady(50, 5), tell=kill)
+        crew._processes[0].join()
+        with pytest.raises(EncoderError, match="ended before its time"):
+            crew.run(Target(url), steady(50, 5))
+
+
+def test_ctrl_c_ends_the_processes_at_once_and_in_silence() -> None:
+    # As from a terminal: to the whole group. The processes of the generator are starting by then.
+    command = [sys.executable, "-m", "clients", "bench", "127.0.0.1:1", "--processes", "2", "--seconds", "60"]
+    with subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        started = Path(f"/proc/{running.pid}/task/{running.pid}/children")
+        while len(started.read_text().split()) < 3:  # two of the load, one of multiprocessing's own
+            time.sleep(0.005)
+        time.sleep(0.2)
+        os.killpg(running.pid, signal.SIGINT)
+        shown = running.communicate(timeout=20)
+    assert (running.returncode, shown) == (130, (b"", b""))
 
 
 def test_a_process_that_fails_ends_the_run_with_its_reason() -> None:

@@ -6,6 +6,7 @@ import pytest
 from clients import InvalidInput
 from clients.load.plan import Plan, Request
 from clients.load.records import Records, joined, read_records, write_records
+from clients.load.report import latency_grids
 from clients.load.summary import summarise
 
 PLAN = Plan(tuple(Request(float(number) / 100, "text", "all", 0, 10) for number in range(1000)), 10.0, True)
@@ -53,6 +54,50 @@ def test_lateness_above_the_limit_makes_an_open_loop_invalid_and_a_closed_one_no
     assert summarise(made, PLAN, clients=4).valid
 
 
+def test_a_closed_loop_whose_generator_computed_all_the_time_is_invalid() -> None:
+    made = records([50.0] * 600)
+    made.busy = 0.97
+    summary = summarise(made, PLAN, clients=4)
+    assert not summary.valid
+    assert summary.warnings[0].startswith("INVALID: the generator was the bottleneck: a process of it was busy 97 %")
+    made.busy = 0.5
+    assert summarise(made, PLAN, clients=4).valid
+
+
+def test_the_first_words_of_each_kind_of_error_are_given() -> None:
+    made = records([50.0] * 600, status="InvalidInput")
+    made.said = {"InvalidInput": "an input is missing", "Overloaded": "in the warm-up alone"}
+    warnings = summarise(made, PLAN).warnings
+    assert "InvalidInput, for example: an input is missing" in warnings
+    assert not any("Overloaded" in warning for warning in warnings)
+
+
+def test_one_request_that_fails_late_does_not_stretch_the_time_of_the_throughput() -> None:
+    late = records([60_000.0], status="DeadlineExceeded")
+    summary = summarise(joined([records([5.0] * 1000), late]), PLAN)
+    assert (summary.seconds, summary.throughput) == (pytest.approx(10.0), pytest.approx(100.0))
+    slow = summarise(joined([records([5.0] * 1000), records([60_000.0])]), PLAN)
+    assert slow.seconds == pytest.approx(60.0), "an answer that comes late does"
+
+
+def test_each_part_of_a_rate_that_changes_has_its_own_figures() -> None:
+    plan = Plan(PLAN.requests, 10.0, True, (("calm", 0.0), ("spike", 8.0)))
+    summary = summarise(records([10.0] * 800 + [500.0] * 200), plan)
+    assert [(one.name, one.requests, one.p50) for one in summary.stretches] == [
+        ("calm", 800, pytest.approx(10)),
+        ("spike", 200, pytest.approx(500)),
+    ]
+    assert latency_grids(summary)[-1].title == "by part of the profile"
+
+
+def test_a_percentile_of_too_few_answers_stands_in_brackets() -> None:
+    def row(number: int) -> tuple[str, ...]:
+        return latency_grids(summarise(records([10.0] * number), PLAN))[0].rows[0][3:7]
+
+    assert row(49) == ("10.0", "(10.0)", "(10.0)", "(10.0)")
+    assert row(500) == ("10.0", "10.0", "10.0", "(10.0)")
+
+
 def test_groups_are_made_by_class_and_by_length() -> None:
     made = joined([records([10.0] * 50, kind="short", tokens=20), records([90.0] * 30, kind="long", tokens=300)])
     summary = summarise(made, PLAN)
@@ -90,7 +135,7 @@ def test_nothing_left_to_summarise_is_refused() -> None:
 
 
 def test_records_come_back_from_their_file_and_processes_are_merged_by_due_time(tmp_path: Path) -> None:
-    merged = joined([records([1.0, 2.0]), records([3.0, 4.0], kind="other")])
+    merged = joined([records([1.0, 2.0]), records([3.0, 4.0], kind="other\u2028class")])
     assert merged.scheduled == [0.0, 0.0, 0.01, 0.01]
     write_records(tmp_path / "r.jsonl", merged)
     again = read_records(tmp_path / "r.jsonl")

@@ -20,7 +20,7 @@ def test_a_mix_is_read_as_shares_and_lengths() -> None:
     assert Mix.parse("60% 20, 20% 100, 15% 220, 5% 480").parts == ((0.6, 20), (0.2, 100), (0.15, 220), (0.05, 480))
 
 
-@pytest.mark.parametrize("spec", ["", "60 20", "60% 20", "100% 0", "60% 20, 50% 30", "100% 20,"])
+@pytest.mark.parametrize("spec", ["", "60 20", "60% 20", "100% 0", "100% 9999999", "60% 20, 50% 30", "100% 20,"])
 def test_a_mix_that_cannot_be_meant_is_refused(spec: str) -> None:
     with pytest.raises(InvalidInput, match="mix"):
         Mix.parse(spec)
@@ -64,6 +64,12 @@ def test_lines_of_an_own_corpus_are_sent_as_they_are_without_a_mix(tmp_path: Pat
     path.write_text("eins zwei\n\ndrei 🚲\n", encoding="utf-8")
     texts = TextSource(read_corpus(path)).draw(20, None, random.Random(0))
     assert {text.text for text in texts} == {"eins zwei", "drei 🚲"}
+
+
+def test_a_line_of_an_own_corpus_ends_where_its_file_says(tmp_path: Path) -> None:
+    path = tmp_path / "corpus.txt"
+    path.write_bytes("\ufeffone\u2028still one\r\n\x0ctwo".encode())
+    assert read_corpus(path) == ["one\u2028still one", "\x0ctwo"]
 
 
 def test_a_mix_cuts_an_own_corpus_even_one_smaller_than_the_text() -> None:
