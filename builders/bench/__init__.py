@@ -6,11 +6,12 @@
 * `peers`, `peer_model`, `litserve_server`  infinity-emb and LitServe, in an environment of their own
 * `load`       the texts and loads of a bench
 * `rounds`     A B C, A B C …: drift of the machine hits all alike
-* `ladder`     the techniques of the reference case, switched on in turn
+* `ladder`     the techniques of the reference case, switched on in turn; `cold` takes a build's warm-up out
 * `compare`    is it slower, or is it noise: bootstrap, sign test
 * `regression` against a stored run, and in pairs
 * `result`     what a bench leaves, stored as JSON
 * `stopline`   the objectives, held or not
 * `report`     tables and the HTML page
+* `session`    what a command line said, put together; one measuring command at a time
 * `command`    the command line
 """

@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
-from builders.bench.session import Session
+from builders.bench.session import Session, need_packages
 from builders.errors import BuilderError
 from builders.settings import DeploySettings, load_settings
 
 if TYPE_CHECKING:
     from builders.bench.driver import Driver
     from builders.bench.load import LoadSpec
-    from builders.bench.result import BenchResult
+    from builders.bench.result import BenchResult, Journal
     from builders.bench.rounds import Measurement
     from clients.load.page import Grid
+    from clients.load.selftest import Floor
 
 PRODUCT = "product"
 _EXIT = (
     "Exit status: 0 held; 1 past the stop line, or slower than the other run; 2 cannot be run; 3 no verdict: too noisy."
 )
 _NO_VERDICT = 3
+#: More of all cores than this taken before the first server starts is said, share of 1.
+_BUSY = 0.15
+#: From this share of the generator's own maximum on, it may be what is measured.
+_NEAR_GENERATOR = 0.7
+#: Title, result, tables, measurements.
+Part = tuple[str, "BenchResult", "list[Grid]", "list[Measurement]"]
 
 
 def bench(
@@ -43,7 +52,10 @@ def bench(
     ] = None,
     clients: Annotated[int, typer.Option(min=1, help="Clients of the closed loop.")] = 32,
     load_processes: Annotated[int, typer.Option(min=1, max=64, help="Processes of the load generator.")] = 1,
-    mix: Annotated[str, typer.Option(help="Lengths in tokens and their shares.")] = "60% 20, 20% 100, 15% 220, 5% 480",
+    mix: Annotated[
+        str | None,
+        typer.Option(help="Lengths in tokens and their shares, '75% 20, 25% 200'; default: that of `clients bench`."),
+    ] = None,
     texts: Annotated[Path | None, typer.Option(help="Your own texts, one a line, to cut the lengths from.")] = None,
     seed: Annotated[int, typer.Option(help="Of texts and arrival times.")] = 0,
     peer_venv: Annotated[
@@ -74,9 +86,10 @@ def bench(
     from builders.bench.driver import terminable
     from builders.bench.load import LoadSpec
     from clients.errors import EncoderError
-    from clients.load.texts import Mix, read_corpus
+    from clients.load.texts import DEFAULT_MIX, Mix, read_corpus
 
-    settings = load_settings(config, model)
+    need_packages("jinja2", "matplotlib", "psutil")
+    settings, mix = load_settings(config, model), DEFAULT_MIX if mix is None else mix
     try:
         Mix.parse(mix)
         corpus = tuple(read_corpus(texts)) if texts else None
@@ -113,24 +126,50 @@ def _side_by_side(
 ) -> int:
     """The whole bench; returns the exit status."""
     from builders.bench import regression
-    from builders.bench.report import by_class, by_length, side_by_side, write_report
+    from builders.bench.driver import busy_share
+    from builders.bench.report import by_class, by_length, servers, side_by_side, write_report
     from builders.bench.result import read_result, this_machine_in_words, write_result
-    from builders.bench.stopline import check_line
     from clients.load.selftest import measure_floor
 
     earlier = read_result(stored) if stored else None
     if earlier is not None:  # before minutes of load
-        regression.check_same_load(earlier, setup.load, this_machine_in_words())
-    floor = measure_floor(setup.load.processes).text()
-    setup.log(floor)
-    drivers = _drivers(setup, venvs, batches, naive)
-    result, measured = _measured(setup, drivers, setup.load, keep=True)
-    grids = [side_by_side(result), by_class(result), by_length(result)]
-    _show(setup, result, grids)
-    write_result(setup.output / "result.json", result)
-    parts = [("side by side", result, grids, measured)]
-    if ladder_rounds:
-        parts.append(_ladder(setup, ladder_rounds, naive))
+        regression.check_stored(earlier, PRODUCT, setup.load, this_machine_in_words())
+    with setup.alone():
+        drivers = _drivers(setup, venvs, batches, naive)
+        journal, busy = setup.journal(), busy_share()
+        floor = measure_floor(setup.load.processes)
+        setup.log(floor.text())
+        result, measured = _measured(setup, drivers, setup.load, journal, keep=True)
+        result = replace(result, notes=(*result.notes, *_doubts(result, floor, busy)))
+        grids = [side_by_side(result), by_class(result), by_length(result)]
+        _show(setup, result, grids)
+        lines, code = _judged(setup, result, earlier)
+        words = ", ".join(f"{name} {value}" for name, value in result.machine.items())
+        head = (f"{result.date} · {words} · {setup.config}", floor.text(), *lines)
+        parts: list[Part] = [("side by side", result, [*grids, servers(result)], measured)]
+
+        def report() -> None:
+            page = write_report(setup.output, f"bench of {setup.source.folder.name}", head, parts)
+            setup.log(f"results: {page}")
+
+        try:
+            write_result(setup.output / "result.json", result)
+            report()
+            if ladder_rounds:  # whatever becomes of it, the rest is there
+                parts.append(_ladder(setup, ladder_rounds, naive, journal))
+                report()
+        finally:
+            for line in lines:
+                setup.screen.print(escape(line), soft_wrap=True)
+    return code
+
+
+def _judged(setup: Session, result: BenchResult, earlier: BenchResult | None) -> tuple[list[str], int]:
+    """The stop line and the comparison with a stored run: lines for people, and the exit status."""
+    from builders.bench import regression
+    from builders.bench.result import differences
+    from builders.bench.stopline import check_line
+
     checks = check_line(result, PRODUCT, setup.settings.objectives)
     lines = [check.text() for check in checks]
     slower = unsure = False
@@ -138,20 +177,29 @@ def _side_by_side(
         verdict = regression.against(earlier, result, PRODUCT)
         lines += [one.text() for one in verdict.comparisons]
         slower, unsure = verdict.slower, not verdict.comparable
-        if unsure:
-            lines.append(
-                f"no verdict: the machine is {verdict.speed:.2f} times as fast as in the stored run; run both again"
-            )
-    about = (f"{result.date} · {', '.join(f'{k} {v}' for k, v in result.machine.items())} · {setup.config}", floor)
-    page = write_report(setup.output, f"bench of {setup.source.folder.name}", (*about, *lines), parts)
-    for line in lines:
-        setup.screen.print(escape(line), soft_wrap=True)
-    setup.log(f"results: {page}")
+        lines += [f"no verdict: {doubt}" for doubt in verdict.doubts]
+        if others := differences(earlier, result):
+            lines.append(f"not as in the stored run: {'; '.join(others)}")
     if slower or any(check.held == "passed over" for check in checks):
-        return 1
+        return lines, 1
     # A GPU objective that cannot be judged is no fault of the run; a P99 is.
     unsure = unsure or checks[0].held == "not judged"
-    return _NO_VERDICT if unsure else 0
+    return lines, _NO_VERDICT if unsure else 0
+
+
+def _doubts(result: BenchResult, floor: Floor, busy: float) -> list[str]:
+    """What makes figures less certain that only this command knows."""
+    found = []
+    if busy > _BUSY:
+        found.append(f"{100 * busy:.0f} % of the machine were taken before the first server started, by something else")
+    for name in result.drivers:
+        best = max(result.throughputs(name), default=0.0)
+        if best > _NEAR_GENERATOR * floor.max_rate:
+            found.append(
+                f"{name}: {best:.0f} texts/s are near the {floor.max_rate:.0f} that the load generator can do; the "
+                "server may be able to do more: use more --load-processes"
+            )
+    return found
 
 
 def _drivers(setup: Session, venvs: tuple[Path, ...], batches: tuple[int, ...], naive: bool) -> list[Driver]:
@@ -189,29 +237,53 @@ def _product(setup: Session, name: str, settings: DeploySettings, *, patient: bo
 
 
 def _measured(
-    setup: Session, drivers: list[Driver], load: LoadSpec, *, keep: bool, flat: frozenset[str] = frozenset()
+    setup: Session,
+    drivers: list[Driver],
+    load: LoadSpec,
+    journal: Journal,
+    *,
+    keep: bool,
+    flat: frozenset[str] = frozenset(),
 ) -> tuple[BenchResult, list[Measurement]]:
     from builders.bench.load import make_load
-    from builders.bench.result import make_result
-    from builders.bench.rounds import noise_of, run_rounds
+    from builders.bench.result import row_of
+    from builders.bench.rounds import run_rounds
 
-    measured, speeds = run_rounds(drivers, make_load(load, setup.source), setup.say, keep=keep, flat=flat)
-    result = make_result(
+    measured, speeds = run_rounds(
+        drivers,
+        make_load(load, setup.source),
+        setup.say,
+        keep=keep,
+        flat=flat,
+        record=lambda one: journal.add(row_of(one)),
+    )
+    return _result(setup, drivers, load, measured, speeds), measured
+
+
+def _result(
+    setup: Session, drivers: list[Driver], load: LoadSpec, measured: list[Measurement], speeds: list[float]
+) -> BenchResult:
+    from builders.bench.result import make_result
+    from builders.bench.rounds import noise_of
+
+    return make_result(
         measured,
         config=setup.config,
         load=load,
         drivers={driver.name: driver.about for driver in drivers},
         speeds=speeds,
         notes=noise_of(measured, speeds),
+        model=setup.model,
+        settings=setup.settings.model_dump(mode="json", exclude={"repository"}),
     )
-    return result, measured
 
 
-def _ladder(setup: Session, rounds: int, naive: bool) -> tuple[str, BenchResult, list[Grid], list[Measurement]]:
-    from builders.bench.ladder import ladder
+def _ladder(setup: Session, rounds: int, naive: bool, journal: Journal) -> Part:
+    from builders.bench.cold import leave_cold
+    from builders.bench.ladder import ladder, not_in_table
     from builders.bench.naive import NaiveDriver
     from builders.bench.product import ProductDriver
-    from builders.bench.report import ladder_grid
+    from builders.bench.report import ladder_grid, not_shown, servers
     from builders.bench.result import write_result
     from builders.bucket import BucketPlan
     from builders.fuse import list_steps
@@ -219,12 +291,25 @@ def _ladder(setup: Session, rounds: int, naive: bool) -> tuple[str, BenchResult,
 
     plan: BucketPlan = bucket_plan(setup.settings, setup.source)
     rungs = ladder(setup.settings, plan, tuple(step.name for step in list_steps()))
-    drivers: list[Driver] = [NaiveDriver(setup.source)] if naive else []
-    drivers += [ProductDriver(setup.settings, rung.variant, setup.work, setup.cache, setup.log) for rung in rungs]
     flat = frozenset(rung.variant.name for rung in rungs if not rung.priorities)
-    result, measured = _measured(setup, drivers, replace(setup.load, rounds=rounds), keep=False, flat=flat)
-    grids = [ladder_grid(result)]
-    _show(setup, result, grids)
+    setup.work.mkdir(parents=True, exist_ok=True)
+    for leftover in setup.work.glob("ladder-*"):  # of a bench that was killed
+        shutil.rmtree(leftover)
+    # Folders of their own: the files of a cold row are no longer what the builders published.
+    with TemporaryDirectory(dir=setup.work, prefix="ladder-") as folder:
+        drivers: list[Driver] = [NaiveDriver(setup.source)] if naive else []
+        for rung in rungs:
+            change = leave_cold if rung.cold else None
+            drivers.append(
+                ProductDriver(setup.settings, rung.variant, Path(folder), setup.cache, setup.log, change=change)
+            )
+        load = replace(setup.load, rounds=rounds)
+        result, measured = _measured(setup, drivers, load, journal, keep=False, flat=flat)
+    grids = [ladder_grid(result), servers(result), not_shown(not_in_table(setup.settings))]
+    _show(setup, result, grids[:1])
+    for grid in grids[1:]:  # words, which a table would push to the right
+        for name, words in grid.rows:
+            setup.screen.print(escape(f"{name}: {words}"), soft_wrap=True)
     write_result(setup.output / "ladder.json", result)
     return "each technique switched on in turn", result, grids, measured
 
@@ -232,7 +317,8 @@ def _ladder(setup: Session, rounds: int, naive: bool) -> tuple[str, BenchResult,
 def _paired(setup: Session, other: Path, pairs: int, seconds: float) -> int:
     """B is this checkout and --config; A is the other. Fails when B is slower."""
     from builders.bench.product import CheckoutDriver, question_for
-    from builders.bench.regression import PairSpec, is_checkout, run_pairs
+    from builders.bench.regression import PairSpec, failed_more, is_checkout, run_pairs
+    from builders.bench.result import row_of, write_result
     from clients.load.target import Target
 
     if is_checkout(other):
@@ -241,20 +327,31 @@ def _paired(setup: Session, other: Path, pairs: int, seconds: float) -> int:
         config = setup.config.resolve()
         relative = config.relative_to(root) if config.is_relative_to(root) else config
         target = Target("A", model=setup.settings.entry_model, question=question_for(setup.source))
-        first: Driver = CheckoutDriver("A", other, relative, target)
-        second: Driver = CheckoutDriver("B", root, relative, target)
+        name = setup.settings.name
+        first: Driver = CheckoutDriver("A", other, relative, setup.work, target, name)
+        second: Driver = CheckoutDriver("B", root, relative, setup.work, target, name)
     else:
         # Patient: requests that time out would make the slower one look faster.
         first = _product(setup, "A", load_settings(other, setup.settings.name or None), patient=True)
         second = _product(setup, "B", setup.settings, patient=True)
-    comparisons, measured = run_pairs(first, second, setup.source, setup.load, PairSpec(pairs, seconds), setup.say)
+    with setup.alone():
+        journal, size = setup.journal(), PairSpec(pairs, seconds)
+        comparisons, measured = run_pairs(
+            first, second, setup.source, setup.load, size, setup.say, lambda one: journal.add(row_of(one))
+        )
     setup.screen.print(f"A: {escape(str(other))}; B: {escape(str(setup.config))}; {pairs} pairs", soft_wrap=True)
-    for comparison in comparisons:
-        setup.screen.print(escape(comparison.text()), soft_wrap=True)
-    late = sum(not one.summary.valid for one in measured)
-    if late:
-        setup.screen.print(f"[yellow]the load generator was late in {late} of {len(measured)} loads[/]")
-    return int(any(one.verdict == "slower" for one in comparisons))
+    lines = [comparison.text() for comparison in comparisons]
+    if not any("CPU" in comparison.figure for comparison in comparisons):
+        lines.append("CPU time a text is not compared: the turns are too short for the system's clock")
+    worse = failed_more(measured, first.name, second.name)
+    for line in (*lines, *([worse] if worse else [])):
+        setup.screen.print(escape(line), soft_wrap=True)
+    load = replace(setup.load, rounds=pairs, closed_s=seconds, open_s=seconds)
+    result = _result(setup, [first, second], load, measured, [])
+    _show(setup, result, [])
+    write_result(setup.output / "paired.json", result)
+    setup.log(f"results: {setup.output / 'paired.json'}")
+    return int(worse is not None or any(one.verdict == "slower" for one in comparisons))
 
 
 def _show(setup: Session, result: BenchResult, grids: list[Grid]) -> None:

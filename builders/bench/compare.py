@@ -97,6 +97,9 @@ def ratio_of_rounds(
 ) -> Interval:
     """Ratio of a statistic of B's latencies to A's, over rounds that have nothing to do with each other.
 
+    The level is true of many rounds. Two or three a side tell little of what rounds differ by, and the interval is then
+    about the range of what was seen: ask for a tolerance that rounds of the same build do not differ by.
+
     Args:
         before: A's rounds, each float64 [n] in the order of time; at least one, none empty.
         after: B's rounds, likewise.
@@ -123,14 +126,19 @@ def ratio_of_rounds(
 def ratio_of_figures(
     before: Sequence[float], after: Sequence[float], *, level: float = 0.99, draws: int = _DRAWS, seed: int = 0
 ) -> Interval:
-    """Ratio of the means of one figure a round (a throughput), B to A; at least one round a side, all above 0."""
+    """Ratio of the means of one figure a round (a throughput), B to A; at least one round a side, all above 0.
+
+    The rounds of both sides are taken to spread alike, as in Student's test of two samples: of two times three rounds
+    each side alone would know too little of its spread to find a slow-down of a third.
+    """
     chance = np.random.default_rng(seed)
     a, b = np.asarray(before, np.float64), np.asarray(after, np.float64)
     if not len(a) or not len(b) or (a <= 0).any() or (b <= 0).any():
         raise ValueError("a side has no round, or a figure that is not above 0")
     drawn_a = a[chance.integers(0, len(a), (draws, len(a)))].mean(axis=1)
     drawn_b = b[chance.integers(0, len(b), (draws, len(b)))].mean(axis=1)
-    return _widened(_interval(float(b.mean() / a.mean()), drawn_b / drawn_a, level), min(len(a), len(b)), level)
+    interval = _interval(float(b.mean() / a.mean()), drawn_b / drawn_a, level)
+    return _widened(interval, min(len(a), len(b)), len(a) + len(b) - 2, level)
 
 
 def ratio_of_pairs(
@@ -144,7 +152,8 @@ def ratio_of_pairs(
     logs = _logs(pairs)
     chance = np.random.default_rng(seed)
     means = _trimmed(logs[chance.integers(0, len(logs), (draws, len(logs)))])
-    return _widened(_interval(float(np.exp(_trimmed(logs[None])[0])), np.exp(means), level), len(logs), level)
+    interval = _interval(float(np.exp(_trimmed(logs[None])[0])), np.exp(means), level)
+    return _widened(interval, len(logs), len(logs) - 1, level)
 
 
 def sign_test(pairs: Sequence[tuple[float, float]]) -> float:
@@ -219,18 +228,26 @@ def _interval(ratio: float, ratios: Floats, level: float) -> Interval:
     return Interval(ratio, float(low), float(high), level)
 
 
-def _widened(interval: Interval, n: int, level: float) -> Interval:
-    """The interval of few values, as wide as Student's t asks for: a bootstrap of 5 values is too sure of itself."""
+def _widened(interval: Interval, n: int, freedom: int, level: float) -> Interval:
+    """The interval of few values, as wide as Student's t asks for: a bootstrap of 5 values is too sure of itself.
+
+    Args:
+        interval: of a bootstrap.
+        n: values of the smaller side; of one nothing can be said.
+        freedom: degrees of it in what is known of the spread.
+        level: of the interval.
+    """
     if n < 2:
         return Interval(interval.ratio, 0.0, math.inf, level)
     from statistics import NormalDist
 
     normal = NormalDist().inv_cdf((1 + level) / 2)
-    factor = _student(n - 1, level) / normal * math.sqrt(n / (n - 1))
+    factor = _student(freedom, level) / normal * math.sqrt(n / (n - 1))
     low, high = (
         interval.ratio * math.exp(factor * math.log(end / interval.ratio)) for end in (interval.low, interval.high)
     )
-    return Interval(interval.ratio, low, high, level)
+    # A bootstrap may leave its own estimate out; what is widened must not become narrower for it.
+    return Interval(interval.ratio, min(low, interval.low), max(high, interval.high), level)
 
 
 def _student(freedom: int, level: float) -> float:

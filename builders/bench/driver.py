@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
-import socket
 import subprocess
+import sys
 import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from types import FrameType
 from typing import Protocol
@@ -22,6 +24,12 @@ from clients.load.target import Target
 
 _START_S = 300.0
 _STOP_S = 20.0
+# The child asks the kernel for SIGTERM on its parent's death, then becomes the server: a bench that is killed outright
+# leaves no server behind. Not the launcher of tritonserver, which also raises the stack of every thread.
+_LAUNCHER = (
+    "import ctypes, os, signal, sys; ctypes.CDLL(None).prctl(1, signal.SIGTERM);"
+    " os.getppid() == int(sys.argv[1]) or sys.exit('parent is gone'); os.execv(sys.argv[2], sys.argv[2:])"
+)
 
 
 class BenchError(BuilderError):
@@ -35,6 +43,8 @@ class Driver(Protocol):
     """Short, for the first column of a table."""
     about: str
     """What it is, one clause: engine, batch, protocol."""
+    gpus: int
+    """GPUs that it computes on; 0 without one."""
 
     @property
     def metrics_url(self) -> str | None:
@@ -89,6 +99,13 @@ def cpu_of(pid: int | None) -> Cpu:
     return Cpu(total, count)
 
 
+def busy_share(seconds: float = 0.5) -> float:
+    """Share of all cores that the whole machine takes right now, of 1: before a bench, what else runs on it."""
+    import psutil
+
+    return float(psutil.cpu_percent(interval=seconds)) / 100
+
+
 def plain_pooling(source: EncoderSource) -> str:
     """ "mean" or "cls": what the servers that this project is compared with can do.
 
@@ -106,29 +123,38 @@ def plain_pooling(source: EncoderSource) -> str:
     return pooling[0]
 
 
+def text_limit(source: EncoderSource) -> int:
+    """Where every server cuts a text, tokens: at the product's limit, or at the model's own positions below it.
+
+    By themselves the others would go by files of the model that the product's settings overrule: MiniLM's ask
+    sentence-transformers to read half of what the model can, and a server that reads half a text is not compared.
+    """
+    return min(source.max_tokens, source.architecture.positions)
+
+
 @contextmanager
 def terminable() -> Iterator[None]:
-    """SIGTERM ends the block as Ctrl-C does, so that no server is left running."""
+    """SIGTERM, and SIGHUP of a terminal that goes away, end the block as Ctrl-C does, so that no server is left."""
 
     def end(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    before = signal.signal(signal.SIGTERM, end)
+    before = {}
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        # What is ignored stays so: under nohup the bench goes on without its terminal.
+        if signal.getsignal(number) != signal.SIG_IGN:
+            before[number] = signal.signal(number, end)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def free_port() -> int:
-    """A port of 127.0.0.1 that is free now."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class Child:
-    """A server as a child process in a process group of its own; its output goes to a file.
+    """A server as a child process in a process group of its own; its output goes to a file, kept when it failed.
+
+    Start it from a thread that lives as long as it is to run: the server ends with the thread.
 
     Args:
         command: the program and its arguments.
@@ -151,6 +177,7 @@ class Child:
         self.command, self._ready, self._folder, self._start_s = list(command), ready, folder, start_s
         self._environment = {**os.environ, **(environment or {})}
         self._process: subprocess.Popen[bytes] | None = None
+        self._log: Path | None = None
 
     @property
     def pid(self) -> int | None:
@@ -163,10 +190,15 @@ class Child:
         Raises:
             BenchError: it cannot be started, ended, or did not answer in time; the end of its output is in the error.
         """
+        program = shutil.which(self.command[0])
+        if program is None:
+            raise BenchError("the server cannot be started: there is no such program", value=self.command[0])
+        launcher = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), program]
         with tempfile.NamedTemporaryFile(prefix="bench-", suffix=".log", delete=False) as log:
+            path = self._log = Path(log.name)
             try:
                 self._process = subprocess.Popen(
-                    self.command,
+                    [*launcher, *self.command[1:]],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
@@ -175,38 +207,46 @@ class Child:
                     start_new_session=True,
                 )
             except OSError as error:
+                path.unlink()
                 raise BenchError("the server cannot be started", value=self.command[0], limit=error.strerror) from None
         until = time.monotonic() + self._start_s
         while not self._ready():
             code = self._process.poll()
             if code is not None or time.monotonic() > until:
+                self._log = None  # kept: the error names it
                 self.stop()
                 what = "did not answer in time" if code is None else f"ended with code {code}"
-                raise BenchError(f"the server {what}", value=" ".join(self.command), limit=_end_of(Path(log.name)))
+                raise BenchError(f"the server {what}", value=" ".join(self.command), limit=_end_of(path))
             time.sleep(0.2)
-        Path(log.name).unlink(missing_ok=True)
 
     def stop(self) -> None:
-        """SIGTERM, then SIGKILL to what is left of its group."""
+        """SIGTERM, then SIGKILL to what is left of its group, even when a second Ctrl-C cuts the wait short."""
         process, self._process = self._process, None
         if process is None:
             return
+        log, self._log = self._log, None
         process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_STOP_S)
-        # Also when the leader ended by itself: its group may live on. The group's number is not given to others
-        # while a process of it lives, and the leader is not reaped before `wait` above.
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        try:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_STOP_S)
+        finally:
+            # Also when the leader ended by itself: its group may live on. The group's number is not given to others
+            # while a process of it lives, and the leader is not reaped before `wait` above.
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            if log is not None:
+                log.unlink(missing_ok=True)
 
 
 def http_ready(url: str) -> bool:
     """Whether a GET of the address is answered with 200."""
+    # No proxy: this is always the machine itself.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with urllib.request.urlopen(url, timeout=1) as response:  # noqa: S310 - an address of this machine
+        with opener.open(url, timeout=1) as response:
             return bool(response.status == 200)
-    except (OSError, ValueError):
+    except (OSError, HTTPException, ValueError):
         return False
 
 

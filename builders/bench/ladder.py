@@ -1,12 +1,14 @@
 """The techniques of the reference case, switched on one after the other, as far as the settings' engine has them.
 
-Each row is the settings file with what comes later still switched off; the last row is the file as it is.
+Each row is the settings file with what comes later still switched off. Buckets come before batches: a batch only grows
+from equal shapes. On a CPU a bucket gains above all a process of its own, since the engine there computes no padding
+of a lone text; with all buckets several texts run beside each other.
 """
 
 from __future__ import annotations
 
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,10 +25,12 @@ class Rung:
     Attributes:
         variant: the settings of the row.
         priorities: whether requests carry their priority.
+        cold: whether its server comes up without a warm-up, see `cold`.
     """
 
     variant: Variant
     priorities: bool
+    cold: bool
 
 
 @dataclass(frozen=True)
@@ -37,31 +41,35 @@ class _Technique:
     about: str
     keys: tuple[str, ...] = ()
     """Dotted names of settings."""
-    fusion: bool = False
+    fusion: tuple[str, ...] | None = None
+    """Fusion steps that are skipped from now on all the same; None: as before."""
     priorities: bool = False
+    warm: bool = False
     overrides: Mapping[str, Any] = field(default_factory=dict)
     """Further settings, which differ from the file's."""
 
 
+#: What makes positions a table; the other steps merge operators.
+_POSITIONS = ("clean", "positions")
 _TECHNIQUES = (
-    _Technique("fused operators", "LayerNorm, GELU, Q/K/V and attention as one operator each", fusion=True),
     _Technique("batch tokenisation", "requests gathered and tokenised at once", ("entry.batch", "entry.window_ms")),
     _Technique("processes", "tokenising processes beside each other", ("entry.processes",)),
+    _Technique("length buckets", "a model of its own for each length, with its queue and its process", ("buckets",)),
     _Technique("dynamic batches", "texts of several requests in one run", ("lanes.short.batch", "lanes.long.batch")),
-    _Technique("length buckets", "a text is padded to its own bucket", ("buckets",)),
-    _Technique(
-        "lanes, late answers",
-        "long texts neither block nor hold up short ones",
-        ("lanes.short.up_to", "lanes.long.above", "lanes.short.late_from"),
-    ),
-    _Technique("warm-up", "every batch size run before traffic", ("engine.batch_steps",)),
-    _Technique("priorities", "interactive requests first", priorities=True),
+    _Technique("long lane", "long texts do not block short ones", ("lanes.short.up_to", "lanes.long.above")),
+    _Technique("late answers", "the short lane's longer texts do not hold up their batch", ("lanes.short.late_from",)),
 )
-_INT8 = _Technique("int8", "weights and activations in 8 bits", overrides={"engine": {"precision": "int8"}})
+_INT8 = _Technique(
+    "int8",
+    "weights and activations in 8 bits, which the file does not ask for; `verify` judges its accuracy",
+    overrides={"engine": {"precision": "int8"}},
+)
 
 
 def ladder(settings: DeploySettings, plan: BucketPlan, fusion_steps: tuple[str, ...]) -> list[Rung]:
     """The rows, from everything off to everything on; a technique that the file does not use gets no row.
+
+    The last row is the file as it is, but for a row of int8 where a CPU engine does not use it already.
 
     Args:
         settings: the deployment; every row has patient queue timeouts, so that slow rows answer as well.
@@ -69,12 +77,12 @@ def ladder(settings: DeploySettings, plan: BucketPlan, fusion_steps: tuple[str, 
         fusion_steps: names of all fusion steps.
     """
     off = _everything_off(settings, plan.buckets[-1].length)
-    rungs = [
-        Rung(Variant("graph alone", "exported graph, one process, no batches, one bucket", off, fusion_steps), False)
-    ]
-    skip, priorities = fusion_steps, False
-    techniques = (*_TECHNIQUES, *([_INT8] if _has_int8(settings) else []))
-    for technique in techniques:
+    on_cpu = settings.engine.kind == "onnxruntime"
+    about = f"exported graph, one process, no batches, one bucket of {plan.buckets[-1].length}"
+    about += ", no warm-up" if on_cpu else ", warmed up for one text"
+    rungs = [Rung(Variant("graph alone", about, off, fusion_steps), False, on_cpu)]
+    skip, priorities, cold = fusion_steps, False, on_cpu
+    for technique in _techniques(settings, fusion_steps):
         own = {key: _value(settings, key) for key in technique.keys}
         changed = {key: value for key, value in own.items() if _value_in(off, key) != value}
         if technique.keys and not changed:
@@ -82,25 +90,57 @@ def ladder(settings: DeploySettings, plan: BucketPlan, fusion_steps: tuple[str, 
         for key, value in changed.items():
             off = merge(off, _nested(key, value))
         off = merge(off, technique.overrides)
-        skip = () if technique.fusion else skip
-        priorities = priorities or technique.priorities
-        rungs.append(Rung(Variant(f"+ {technique.name}", technique.about, off, skip), priorities))
+        skip = skip if technique.fusion is None else technique.fusion
+        priorities, cold = priorities or technique.priorities, cold and not technique.warm
+        rungs.append(Rung(Variant(f"+ {technique.name}", technique.about, off, skip), priorities, cold))
     return rungs
 
 
+def _techniques(settings: DeploySettings, fusion_steps: tuple[str, ...]) -> Iterator[_Technique]:
+    """All of them, in their order."""
+    others = tuple(step for step in fusion_steps if step not in _POSITIONS)
+    yield _Technique("position table", "position encodings cut from a table, not computed", fusion=others)
+    yield _Technique("fused operators", "Q, K and V, scale and mask, LayerNorm, GELU as one operator each", fusion=())
+    yield from _TECHNIQUES
+    if settings.engine.kind == "onnxruntime":
+        yield _Technique("warm-up", "engines and shared memory used once before traffic", warm=True)
+    else:
+        yield _Technique("warm-up", "every batch size run before traffic, with its graph", ("engine.batch_steps",))
+    yield _Technique("priorities", "interactive requests first", priorities=True)
+    if _has_int8(settings):
+        yield _INT8
+
+
+def not_in_table(settings: DeploySettings) -> list[tuple[str, str]]:
+    """Techniques of the reference case that the table cannot show: name, why and where they are shown."""
+    overload = "show past the maximum alone: docs/reliability.md, tests/measurements"
+    if settings.engine.kind == "onnxruntime":
+        gpu = "a CPU has no device to copy to or to launch kernels on: docs/gpu.md, `make bench-gpu`"
+    else:
+        gpu = "are switched in the Python engine: docs/gpu.md, `make bench-gpu`"
+    return [
+        ("pinned memory, asynchronous and merged copies, CUDA graphs, memory pool", gpu),
+        ("queue timeout, small batches under backlog", overload),
+    ]
+
+
 def _everything_off(settings: DeploySettings, longest: int) -> dict[str, Any]:
-    return merge(
+    """Nothing of the file's techniques. `engine.max_batch_tokens` stays: with batches of 1 it bounds nothing."""
+    short, long = settings.lanes.short, settings.lanes.long
+    off = merge(
         dict(PATIENT),
         {
             "buckets": (longest,),
             "lanes": {
-                "short": {"up_to": longest, "batch": 1, "late_from": None},
-                "long": {"above": longest, "batch": 1},
+                "short": {"up_to": max(longest, short.up_to), "batch": 1, "late_from": None},
+                "long": {"above": max(longest, long.above), "batch": 1},
             },
             "entry": {"processes": 1, "batch": 1, "window_ms": 0.0},
-            "engine": {"batch_steps": (1,), "max_batch_tokens": max(longest, settings.engine.max_batch_tokens)},
+            # They serve callers of their own, and take memory.
+            "ensembles": {"buckets": ()},
         },
     )
+    return off if settings.engine.kind == "onnxruntime" else merge(off, {"engine": {"batch_steps": (1,)}})
 
 
 def _has_int8(settings: DeploySettings) -> bool:

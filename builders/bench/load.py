@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from builders.source import EncoderSource
+from clients.errors import InvalidInput
 from clients.load.plan import LoadClass, Plan, Segment, closed_plan, open_plan
+from clients.load.run import LoadOptions
 from clients.load.texts import DEFAULT_MIX, Mix, TextSource
 
 #: Half of the requests are people who wait, half are jobs that do not.
@@ -58,7 +60,12 @@ class LoadSpec:
 
 
 def make_load(spec: LoadSpec, source: EncoderSource) -> BenchLoad:
-    """Draws texts and times; lengths are measured with the model's own tokeniser."""
+    """Draws texts and times; lengths are measured with the model's own tokeniser.
+
+    Raises:
+        InvalidInput: no request falls into one of the open loops, or there are fewer clients than processes.
+    """
+    LoadOptions(spec.processes, spec.clients)  # checks them, before servers are started for them
     texts = TextSource(spec.corpus, source.transformer)
     mix = Mix.parse(spec.mix) if spec.mix else None
     segments = (Segment(spec.rate, spec.rate, spec.open_s),)
@@ -70,4 +77,7 @@ def make_load(spec: LoadSpec, source: EncoderSource) -> BenchLoad:
         open_plan(texts, segments, CLASSES, mix, seed=2 * number + 1 + 1000 * spec.seed)
         for number in range(spec.rounds)
     )
+    if not all(plan.requests for plan in opened):
+        length = f"{spec.rate:g} texts/s for {spec.open_s:g} s"
+        raise InvalidInput("an open loop has no request", value=length, remedy="raise the rate or the seconds")
     return BenchLoad(closed, opened, spec.clients, spec.processes, min(2.0, spec.closed_s / 5))

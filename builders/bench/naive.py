@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from builders.bench.driver import Child, free_port, grpc_ready, plain_pooling
+from builders.bench.driver import Child, grpc_ready, plain_pooling, text_limit
+from builders.ports import free_ports
 from builders.source import EncoderSource
 from clients.load.target import Target
 
@@ -22,9 +23,10 @@ class NaiveDriver:
     def __init__(self, source: EncoderSource):
         """See the class."""
         self.name = "naive"
-        self.about = "one request at a time, Python-loop tokenisation, eager PyTorch, gRPC"
-        self._url = f"127.0.0.1:{free_port()}"
-        pooling, own = plain_pooling(source), min(source.max_tokens, source.architecture.positions)
+        self.about = "one request at a time, Python-loop tokenisation, eager PyTorch on the CPU, gRPC"
+        self.gpus = 0
+        self._url = f"127.0.0.1:{free_ports().grpc}"
+        pooling, own = plain_pooling(source), text_limit(source)
         command = [sys.executable, "-m", "builders.bench.naive_server", "--model", str(source.transformer)]
         command += ["--port", self._url.rpartition(":")[2], "--pooling", pooling, "--max-tokens", str(own)]
         command += ["--normalize"] if source.task.normalize else []

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
-from builders.bench.driver import BenchError, Child, free_port, http_ready, plain_pooling
+from builders.bench.driver import BenchError, Child, http_ready, plain_pooling, text_limit
+from builders.ports import free_ports
 from builders.source import EncoderSource
 from clients.load.target import Target
 
@@ -34,8 +36,8 @@ class PeerDriver:
 
     def __init__(self, name: str, about: str, command: Sequence[str], health: str, folder: Path | None = None):
         """See the class."""
-        self.name, self.about = name, about
-        port = free_port()
+        self.name, self.about, self.gpus = name, about, 0
+        port = free_ports().http
         self._url = f"http://127.0.0.1:{port}"
         self._child = Child(
             [part.replace("{port}", str(port)) for part in command],
@@ -76,19 +78,19 @@ def infinity(venv: Path, source: EncoderSource, engine: Engine, batch: int, work
         source: the model.
         engine: as above.
         batch: its largest batch; on a CPU small ones win.
-        work: folder that keeps the exported graph.
+        work: folder that keeps the exported graph, and the model's folder with the product's limit in it.
 
     Raises:
         BenchError: the environment lacks the program, or the export failed.
     """
     program = _program(venv, "infinity_emb")
-    folder = source.folder if engine == "torch" else _exported(venv, source, work)
+    folder = _limited(source, work) if engine == "torch" else _exported(venv, source, work)
     command = [str(program), "v2", "--model-id", ".", "--served-model-name", "model", "--engine", engine]
     command += ["--device", "cpu", "--batch-size", str(batch), "--host", "127.0.0.1", "--port", "{port}"]
     command += ["--pooling-method", plain_pooling(source), "--log-level", "warning"]
     command += ["--no-compile", "--dtype", "float32"] if engine == "torch" else []
     label = "torch" if engine == "torch" else "ONNX"
-    about = f"infinity-emb, {label} engine, FP32, batch {batch}, HTTP"
+    about = f"infinity-emb, {label} engine on the CPU, FP32, batch {batch}, HTTP"
     return PeerDriver(f"infinity {label} b{batch}", about, command, "/health", folder)
 
 
@@ -105,8 +107,9 @@ def litserve(venv: Path, source: EncoderSource, batch: int) -> PeerDriver:
     """
     python, script = _program(venv, "python"), Path(__file__).with_name("litserve_server.py")
     _program(venv, "litserve")
-    command = [str(python), str(script), "--model", str(source.folder), "--port", "{port}", "--batch", str(batch)]
-    about = f"sentence-transformers under LitServe, FP32, batch {batch}, HTTP"
+    command = [str(python), str(script), "--model", str(source.folder), "--max-tokens", str(text_limit(source))]
+    command += ["--port", "{port}", "--batch", str(batch)]
+    about = f"sentence-transformers under LitServe on the CPU, FP32, batch {batch}, HTTP"
     return PeerDriver(f"LitServe b{batch}", about, command, "/health")
 
 
@@ -125,15 +128,26 @@ def _program(venv: Path, name: str) -> Path:
     return (venv / "bin" / name).absolute()  # not resolved: a venv's python is a link
 
 
+def _limited(source: EncoderSource, work: Path) -> Path:
+    """A copy of the model's folder whose sentence_bert_config.json says the product's limit; made once a model.
+
+    infinity-emb has no option for it: its torch engine cuts where sentence-transformers reads that it should.
+    """
+
+    def make(folder: Path) -> None:
+        shutil.copytree(source.folder, folder)
+        config = folder / source.inner / "sentence_bert_config.json"
+        said = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
+        config.write_text(json.dumps(said | {"max_seq_length": text_limit(source)}), encoding="utf-8")
+
+    return _made_once(work / f"limited-{source.sha256[:12]}-{text_limit(source)}", make)
+
+
 def _exported(venv: Path, source: EncoderSource, work: Path) -> Path:
     """The model as an optimised ONNX graph, beside what its sentence-transformers folder says; made once a model."""
-    folder = work / f"optimum-{source.sha256[:12]}"
-    if folder.is_dir():
-        return folder
-    optimum = str(_program(venv, "optimum-cli"))
-    work.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=work, prefix=".optimum-") as drafts:
-        plain, fast = Path(drafts) / "plain", Path(drafts) / "fast"
+
+    def make(fast: Path) -> None:
+        optimum, plain = str(_program(venv, "optimum-cli")), fast.with_name("plain")
         export = ["export", "onnx", "--model", str(source.transformer), "--task", "feature-extraction"]
         # Told the library: by itself it would export sentence-transformers' outputs, which infinity-emb does not read.
         _run([optimum, *export, "--library", "transformers", str(plain)])
@@ -144,7 +158,21 @@ def _exported(venv: Path, source: EncoderSource, work: Path) -> Path:
                 shutil.copytree(origin, fast / name)
             elif origin.is_file():
                 shutil.copy(origin, fast / name)
-        fast.replace(folder)
+        # infinity-emb cuts texts at this number of the configuration; the graph itself holds its positions.
+        config = json.loads((fast / "config.json").read_text(encoding="utf-8"))
+        (fast / "config.json").write_text(json.dumps(config | {"max_position_embeddings": text_limit(source)}))
+
+    return _made_once(work / f"optimum-{source.sha256[:12]}-{text_limit(source)}", make)
+
+
+def _made_once(folder: Path, make: Callable[[Path], None]) -> Path:
+    """A folder that is there whole or not at all."""
+    if not folder.is_dir():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".peer-") as drafts:
+            draft = Path(drafts) / "whole"
+            make(draft)
+            draft.replace(folder)
     return folder
 
 

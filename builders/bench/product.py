@@ -79,6 +79,7 @@ class ProductDriver:
         """See the class."""
         self.name, self.about = variant.name, variant.about
         self.settings = overridden(settings, variant, work, share=share)
+        self.gpus = len(self.settings.engine.gpus) if self.settings.engine.kind == "tensorrt" else 0
         self._options = BuildOptions(skip=variant.skip, gate=False)
         self._cache, self._say, self._change, self._share = cache, say, change, share
         self._server: TritonServer | None = None
@@ -118,33 +119,54 @@ class ProductDriver:
     def stop(self) -> None:
         """See `Driver`."""
         server, self._server = self._server, None
-        if server is not None:
+        if server is None:
+            return
+        try:
             server.stop()
+        except BaseException:  # a second Ctrl-C: nothing is waited for any more, and nothing left
+            server.kill()
+            raise
 
 
 class CheckoutDriver:
     """The server of another checkout, by its own `python -m builders serve`.
 
+    It publishes into a repository below `work`, one for each state of the checkout's code and settings: the checkout's
+    own may be held at an older version by a promote or by an earlier start, and a bench has nothing to publish there.
+
     Args:
         name: for the table.
         checkout: root of the other working tree.
         config: its settings file, relative to the root.
+        work: folder for the repository.
         target: a target of this project's, for the model's name and the form of requests; its address is replaced.
+        model: which of several models of the file.
 
     Raises:
         BenchError: there is no such checkout or settings file.
     """
 
-    def __init__(self, name: str, checkout: Path, config: Path, target: Target | None = None):
+    def __init__(
+        self,
+        name: str,
+        checkout: Path,
+        config: Path,
+        work: Path,
+        target: Target | None = None,
+        model: str = "",
+    ):
         """See the class."""
-        self.name, self.about = name, f"{checkout}, {config}"
+        self.name, self.about, self.gpus = name, f"{checkout}, {config}", 0
         if not (checkout / "builders" / "cli.py").is_file() or not (checkout / config).is_file():
             raise BenchError("no such checkout or settings file", value=str(checkout / config), remedy="see --paired")
         ports = free_ports()
         self._url, self._metrics = f"127.0.0.1:{ports.grpc}", f"http://127.0.0.1:{ports.metrics}/metrics"
-        command = [sys.executable, "-m", "builders", "serve", "--config", str(config)]
+        self._config = (checkout / config).resolve()
+        self._place = work / f"checkout-{name}-{_state_of(checkout, config)}"
+        command = [sys.executable, "-m", "builders", "serve", "--config", str(self._place / "deploy.yaml")]
+        command += ["--cache", str(self._config.parent / "build" / "cache")]
         command += ["--http-port", str(ports.http), "--grpc-port", str(ports.grpc)]
-        command += ["--metrics-port", str(ports.metrics)]
+        command += ["--metrics-port", str(ports.metrics), *(["--model", model] if model else [])]
         # The root first: an editable install of this checkout must not be what it imports.
         path = os.pathsep.join(filter(None, [str(checkout.resolve()), os.environ.get("PYTHONPATH", "")]))
         self._target = replace(target, url=self._url) if target else Target(self._url)
@@ -168,12 +190,28 @@ class CheckoutDriver:
 
     def start(self) -> Target:
         """See `Driver`."""
+        repository = self._place.resolve() / "model_repository"
+        repository.mkdir(parents=True, exist_ok=True)
+        # Without a state the newest version is served. Queue timeouts as in every bench; JSON is YAML, too.
+        for state in repository.glob(".served*.json"):
+            state.unlink()
+        settings = {"extends": str(self._config), "repository": str(repository), **PATIENT}
+        (self._place / "deploy.yaml").write_text(json.dumps(settings), encoding="utf-8")
         self._child.start()
         return self._target
 
     def stop(self) -> None:
         """See `Driver`."""
         self._child.stop()
+
+
+def _state_of(checkout: Path, config: Path) -> str:
+    """Hash of a checkout's place, code and settings files."""
+    total = hashlib.sha256(f"{checkout.resolve()}\n{config}".encode())
+    code = (path for folder in ("builders", "clients") for path in (checkout / folder).rglob("*.py"))
+    for path in sorted((*code, *checkout.glob("*.yaml"), checkout / config)):
+        total.update(f"\n{path}\n".encode() + path.read_bytes())
+    return total.hexdigest()[:12]
 
 
 def question_for(source: EncoderSource) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ from rich.console import Console
 
 from builders.bench.compare import (
     Comparison,
+    Floats,
     Interval,
     compare_pairs,
     judge,
@@ -32,6 +34,10 @@ STORED_TOLERANCE = 0.10
 #: And for a P99, which few samples decide.
 STORED_P99_TOLERANCE = 0.15
 _SPEED_TOLERANCE = 0.10
+#: A failed request as a latency, milliseconds: the deadline of the load's clients, who waited that long in vain.
+_UNANSWERED_MS = 60_000.0
+#: A share of failed requests above the other side's by this is worse, whatever the answered ones took.
+_FAILED_TOLERANCE = 0.01
 
 
 @dataclass(frozen=True)
@@ -39,14 +45,19 @@ class Against:
     """A run against a stored one.
 
     Attributes:
-        comparisons: throughput, P50, P99 of the product.
+        comparisons: throughput, CPU time a text, P50, P99 of the product.
         speed: the machine's speed now relative to then.
-        comparable: whether that speed is near enough for a verdict.
+        doubts: why there is no verdict; empty when there is one.
     """
 
     comparisons: tuple[Comparison, ...]
     speed: float
-    comparable: bool
+    doubts: tuple[str, ...] = ()
+
+    @property
+    def comparable(self) -> bool:
+        """Whether there is a verdict."""
+        return not self.doubts
 
     @property
     def slower(self) -> bool:
@@ -55,51 +66,94 @@ class Against:
 
 
 def against(stored: BenchResult, fresh: BenchResult, driver: str, *, level: float = 0.99, draws: int = 1000) -> Against:
-    """Compares the product of two runs of the same load.
+    """Compares the product of two runs of the same load; a failed request counts as the longest wait.
 
     Args:
         stored: the earlier one.
         fresh: this one.
         driver: name of the product in both.
-        level: of the intervals.
+        level: of the intervals. With two or three rounds a side a bootstrap of rounds is too sure of itself (all of one
+            side lie above all of the other in one run of 6 or 20 of the same build): there the tolerances decide, which
+            are several times what rounds of the same build differ by.
         draws: of the bootstrap.
 
     Raises:
-        BenchError: the loads differ, or a run has no answered request of the product.
+        BenchError: the loads differ, or a run has no measurement of the product, the stored one with every round
+            answered.
     """
-    check_same_load(stored, fresh.load, fresh.machine)
-    sides = [run.latencies(driver) for run in (stored, fresh)]
+    check_stored(stored, driver, fresh.load, fresh.machine)
+    sides = [_with_failures(run, driver) for run in (stored, fresh)]
     rates = [run.throughputs(driver) for run in (stored, fresh)]
     if not all(sides) or not all(rates):
-        raise BenchError(f"a run holds no measurement of {driver!r}", remedy="compare runs of the same servers")
+        raise BenchError(f"this run holds no measurement of {driver!r}", remedy="compare runs of the same servers")
     # What is turned round is a cost: before / after of a throughput.
-    figures = [("throughput, texts/s", ratio_of_figures(rates[1], rates[0], level=level), STORED_TOLERANCE)]
+    nothing = Interval(math.inf, math.inf, math.inf, level)
+    cost = nothing if min(rates[1]) <= 0 else ratio_of_figures(rates[1], rates[0], level=level)
+    figures = [("throughput, texts/s", cost, STORED_TOLERANCE)]
+    work = [_cpu_of(run, driver) for run in (stored, fresh)]
+    if all(work):
+        figures.append(("CPU time a text", ratio_of_figures(*work, level=level), STORED_TOLERANCE))
     for share, tolerance in ((50, STORED_TOLERANCE), (99, STORED_P99_TOLERANCE)):
         interval = ratio_of_rounds(sides[0], sides[1], percentile(share), level=level, draws=draws)
         figures.append((f"P{share} at {fresh.load.rate:g} texts/s, ms", interval, tolerance))
-    speed = median(fresh.speeds) / median(stored.speeds)
-    comparable = 1 / (1 + _SPEED_TOLERANCE) <= speed <= 1 + _SPEED_TOLERANCE
-    return Against(tuple(_compared(*figure) for figure in figures), speed, comparable)
+    speed = median(fresh.speeds) / median(stored.speeds) if fresh.speeds and stored.speeds else math.nan
+    doubts = []
+    if not 1 / (1 + _SPEED_TOLERANCE) <= speed <= 1 + _SPEED_TOLERANCE:
+        doubts.append(f"the machine is {speed:.2f} times as fast as in the stored run; run both again")
+    for name, run in (("stored", stored), ("this", fresh)):
+        if not all(row.valid for row in (*run.of(driver, "closed"), *run.of(driver, "open"))):
+            doubts.append(f"the load generator was late, or the limit, in the {name} run; use more --load-processes")
+    return Against(tuple(_compared(*figure) for figure in figures), speed, tuple(doubts))
+
+
+def _cpu_of(run: BenchResult, driver: str) -> list[float]:
+    """CPU time a text of each closed loop, seconds by the number of cores; empty where a round has none."""
+    found = [row.cpu_share / row.throughput if row.throughput > 0 else 0.0 for row in run.of(driver, "closed")]
+    return found if all(value > 0 for value in found) else []
+
+
+def _with_failures(run: BenchResult, driver: str) -> list[Floats]:
+    """float64 [n] a round of the open loop, milliseconds; failed requests, whose time is not stored, evenly in it."""
+    sides = []
+    for row in run.of(driver, "open"):
+        latencies = np.asarray(row.latencies, np.float64)
+        places = np.linspace(0, len(latencies), row.failed).astype(np.int64)
+        if row.latencies or row.failed:
+            sides.append(np.insert(latencies, places, _UNANSWERED_MS))
+    return sides
 
 
 def _compared(figure: str, interval: Interval, tolerance: float) -> Comparison:
     return Comparison(figure, interval, judge(interval, tolerance), tolerance)
 
 
-def check_same_load(stored: BenchResult, load: LoadSpec, machine: Mapping[str, str]) -> None:
-    """Refuses a stored run that another load or another machine gave.
+def check_stored(stored: BenchResult, driver: str, load: LoadSpec, machine: Mapping[str, str]) -> None:
+    """Refuses a stored run that a new one cannot be compared with, before that one has taken its minutes.
 
     Raises:
-        BenchError: with what differs.
+        BenchError: it has no measurement of the server, or a round without an answer; or another load or another
+            machine gave it: with what differs.
     """
-    for name in ("rate", "clients", "mix", "corpus"):
+    if not stored.throughputs(driver) or not stored.of(driver, "open"):
+        raise BenchError(
+            f"the stored run holds no measurement of {driver!r}", value=list(stored.drivers),
+            remedy="name the result.json of a bench",
+        )  # fmt: skip
+    if min(stored.throughputs(driver)) <= 0 or not stored.latencies(driver):
+        raise BenchError("nothing was answered in a round of the stored run", remedy="run that one again")
+    for name in ("rate", "clients", "mix", "corpus", "seed", "open_s", "closed_s"):
         before, now = getattr(stored.load, name), getattr(load, name)
         if before != now:
-            raise BenchError(f"the stored run had another load: {name}", value=before, limit=f"{now!r}, as in this run")
+            limit = f"{_in_words(now)!r}, as in this run"
+            raise BenchError(f"the stored run had another load: {name}", value=_in_words(before), limit=limit)
     for name in ("processor", "cores"):
-        before, now = stored.machine.get(name), machine.get(name)
-        if before != now:
-            raise BenchError(f"the stored run is of another machine: {name}", value=before, limit=f"{now!r}, as here")
+        here, there = machine.get(name), stored.machine.get(name)
+        if here != there:
+            raise BenchError(f"the stored run is of another machine: {name}", value=there, limit=f"{here!r}, as here")
+
+
+def _in_words(value: object) -> object:
+    return f"{len(value)} texts" if isinstance(value, tuple) else value
 
 
 @dataclass(frozen=True)
@@ -117,6 +171,7 @@ def run_pairs(
     load: LoadSpec,
     spec: PairSpec,
     console: Console,
+    record: Callable[[Measurement], None] | None = None,
 ) -> tuple[list[Comparison], list[Measurement]]:
     """A and B in many short turns, in an order drawn anew for each pair; both run all the while.
 
@@ -127,6 +182,7 @@ def run_pairs(
         load: rate, clients and texts; both of a pair get the same texts at the same times.
         spec: how many pairs, how long.
         console: where progress goes.
+        record: told each measurement as soon as there is one.
 
     Returns:
         Throughput, CPU time a text and P50 of B against A, and all measurements.
@@ -158,8 +214,11 @@ def run_pairs(
                         round_=number,
                         warm_s=warm,
                     )
-                    if number >= 0:
-                        measured.append(one)
+                    if number < 0:
+                        continue
+                    measured.append(one)
+                    if record is not None:
+                        record(one)
     return pair_comparisons(measured, first.name, second.name), measured
 
 
@@ -185,6 +244,17 @@ def pair_comparisons(measured: Sequence[Measurement], first: str, second: str) -
             raise BenchError("a turn of the pairs got no answer", remedy="lengthen the turns, or lower the rate")
         comparisons.append(compare_pairs(figure, pairs, more_is_better=more_is_better))
     return comparisons
+
+
+def failed_more(measured: Sequence[Measurement], first: str, second: str) -> str | None:
+    """That B failed more requests than A, in words: what was answered may be the faster for it. None if it did not."""
+    shares = []
+    for name in (first, second):
+        records = [one.records for one in measured if one.driver == name]
+        shares.append(sum(int((~one.ok()).sum()) for one in records) / max(1, sum(map(len, records))))
+    if shares[1] <= shares[0] + _FAILED_TOLERANCE:
+        return None
+    return f"{second} failed {100 * shares[1]:.1f} % of its requests, {first} {100 * shares[0]:.1f} %: worse"
 
 
 def _cpu_ms(one: Measurement) -> float:

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 
-from builders.bench.result import BenchResult, Row, chosen, percentile_of, pooled
+from builders.bench.result import BenchResult, Row, chosen, pooled
 from builders.bench.rounds import Measurement
 from clients.load.page import Grid, Image, Page, PageSection
 from clients.load.records import Records, joined
 from clients.load.report import LoadRun, milliseconds, run_section, write_page
-from clients.load.summary import LENGTHS
+from clients.load.summary import LENGTHS, percentile_of
 
 _SHORT = 128
 
@@ -57,19 +57,34 @@ def side_by_side(result: BenchResult) -> Grid:
 
 
 def by_class(result: BenchResult) -> Grid:
-    """P50 and P99 of each class, open loop."""
+    """P50, P90 and P99 of each class, open loop."""
     kinds = sorted({kind for row in result.rows if row.loop == "open" for kind in row.kinds})
-    return _groups(result, f"by class at {result.load.rate:g} texts/s, P50 / P99 ms", {k: _of_kind(k) for k in kinds})
+    return _groups(result, "by class", {kind: _of_kind(kind) for kind in kinds})
 
 
 def by_length(result: BenchResult) -> Grid:
-    """P50 and P99 of each group of lengths, open loop, and of all up to 128 tokens together."""
+    """P50, P90 and P99 of each group of lengths, open loop, and of all up to 128 tokens together.
+
+    Lengths are those of the texts as they were sent; a server may have cut what was over its limit.
+    """
     groups = {f"up to {_SHORT}": _up_to(0, _SHORT)}
     low = 0
     for high in LENGTHS:
         groups[f"{low + 1}–{high}"] = _up_to(low, high)
         low = high
-    return _groups(result, f"by tokens at {result.load.rate:g} texts/s, P50 / P99 ms", groups)
+    if any(tokens > low for row in result.rows if row.loop == "open" for tokens in row.tokens):
+        groups[f"over {low}"] = lambda kind, tokens: tokens > LENGTHS[-1]
+    return _groups(result, "by tokens", groups)
+
+
+def servers(result: BenchResult) -> Grid:
+    """What each row is."""
+    return Grid("servers", ("name", "what it is"), tuple(result.drivers.items()))
+
+
+def not_shown(techniques: Sequence[tuple[str, str]]) -> Grid:
+    """Techniques that have no row, and why."""
+    return Grid("not in this table", ("technique", "why"), tuple(techniques))
 
 
 def ladder_grid(result: BenchResult) -> Grid:
@@ -85,6 +100,7 @@ def ladder_grid(result: BenchResult) -> Grid:
         "interactive P99",
         "longest of first 20",
         "CPU",
+        "failed",
     )
     first = next(iter(result.drivers), "")
     base_rate, base_p99 = _rate(result, first), pooled(result.latencies(first), 99)
@@ -104,6 +120,7 @@ def ladder_grid(result: BenchResult) -> Grid:
                 milliseconds(percentile_of(chosen(opened, _of_kind("interactive")), 99)),
                 milliseconds(max(early, default=math.nan)),
                 _cpu(opened),
+                str(sum(row.failed for row in result.rows if row.driver == name)),
             )
         )
     title = f"each technique switched on in turn; latency at {result.load.rate:g} texts/s"
@@ -131,8 +148,7 @@ def write_report(
     sections = []
     for number, (name, result, grids, measured) in enumerate(parts):
         images = _images(result, measured, f"part{number + 1}_")
-        about = Grid("servers", ("name", "what it is"), tuple(result.drivers.items()))
-        sections.append(PageSection(name, (*grids, about), images, result.notes))
+        sections.append(PageSection(name, tuple(grids), images, result.notes))
         detail = [one for one in measured if one.readings and one.loop != "first"]
         for one in _last_of_each(detail) if number == 0 else ():
             run = LoadRun(f"{one.driver}, {one.loop} loop, last round", one.records, one.summary, one.readings)
@@ -171,9 +187,10 @@ def _groups(result: BenchResult, title: str, groups: dict[str, Callable[[str, in
         cells = []
         for keep in groups.values():
             values = chosen(opened, keep)
-            cells.append(f"{milliseconds(percentile_of(values, 50))} / {milliseconds(percentile_of(values, 99))}")
+            cells.append(" / ".join(milliseconds(percentile_of(values, share)) for share in (50, 90, 99)))
         rows.append((name, *cells))
-    return Grid(title, ("server", *groups), tuple(rows))
+    whole = f"{title} at {result.load.rate:g} texts/s, P50 / P90 / P99 ms"
+    return Grid(whole, ("server", *groups), tuple(rows))
 
 
 def _of_kind(wanted: str) -> Callable[[str, int], bool]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import datetime
 import json
-import math
 import platform
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from builders.bench.rounds import Loop, Measurement, cores
 from builders.machine import processor_name
 from clients.load.records import OK
 from clients.load.report import plain_json
+from clients.load.summary import percentile_of
 
 _FORMAT = 1
 _PACKAGES = ("numpy", "onnxruntime", "tokenizers", "torch", "transformers", "nvidia-pytriton", "grpcio")
@@ -68,8 +68,10 @@ class BenchResult:
         load: what every server got.
         drivers: name -> what it is.
         rows: the measurements.
-        speeds: of the machine before each round, see `machine_speed`.
+        speeds: of the machine before each server's turn, see `machine_speed`.
         notes: what made the figures less certain.
+        model: of the product, its folder and hash; empty in results of before it was noted.
+        settings: of the product, without its repository; likewise.
     """
 
     format: int
@@ -81,6 +83,8 @@ class BenchResult:
     rows: tuple[Row, ...]
     speeds: tuple[float, ...]
     notes: tuple[str, ...] = ()
+    model: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def of(self, driver: str, loop: Loop) -> list[Row]:
         """Rows of a server and a loop, by round."""
@@ -107,6 +111,8 @@ def make_result(
     drivers: Mapping[str, str],
     speeds: Sequence[float],
     notes: Sequence[str],
+    model: str = "",
+    settings: Mapping[str, Any] | None = None,
 ) -> BenchResult:
     """The result of measurements, made now, on this machine."""
     return BenchResult(
@@ -119,6 +125,8 @@ def make_result(
         rows=tuple(row_of(one) for one in measured),
         speeds=tuple(speeds),
         notes=tuple(notes),
+        model=model,
+        settings=settings or {},
     )
 
 
@@ -138,6 +146,57 @@ def row_of(one: Measurement) -> Row:
         kinds=tuple(kept.kind),
         tokens=tuple(kept.planned),
     )
+
+
+class Journal:
+    """Each measurement on disk as soon as it is made: a run that is cut short leaves its figures.
+
+    Args:
+        path: a file of one JSON object a line, each a `Row`; what is there already is replaced.
+        say: told once when a row cannot be written, as on a full disk; the run goes on.
+
+    Raises:
+        OSError: the file cannot be made.
+    """
+
+    def __init__(self, path: Path, say: Callable[[str], None]):
+        """See the class."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("", encoding="utf-8")
+        self._path, self._say, self._failed = path, say, False
+
+    def add(self, row: Row) -> None:
+        """Appends a row."""
+        try:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(asdict(row), allow_nan=False) + "\n")
+        except OSError as error:
+            if not self._failed:
+                self._say(f"{self._path} is not complete: {error.strerror}")
+            self._failed = True
+
+
+def differences(stored: BenchResult, fresh: BenchResult) -> list[str]:
+    """What else was different in a stored run: packages, model and settings, `name before -> now`."""
+    pairs = [(dict(stored.machine), dict(fresh.machine))]
+    if stored.model and fresh.model:
+        pairs.append(({"model": stored.model}, {"model": fresh.model}))
+    if stored.settings and fresh.settings:
+        pairs.append((dict(_flat(stored.settings)), dict(_flat(fresh.settings))))
+    return [
+        f"{name} {before.get(name)} -> {now.get(name)}"
+        for before, now in pairs
+        for name in sorted({*before, *now})
+        if before.get(name) != now.get(name)
+    ]
+
+
+def _flat(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in section.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 def write_result(path: Path, result: BenchResult) -> None:
@@ -179,11 +238,6 @@ def this_machine_in_words() -> dict[str, str]:
 def pooled(rounds: Sequence[Floats], share: float) -> float:
     """A percentile of all rounds together, milliseconds; NaN when nothing was answered."""
     return percentile_of(np.concatenate(rounds) if rounds else np.empty(0), share)
-
-
-def percentile_of(values: Floats, share: float) -> float:
-    """A percentile in the values' own unit; NaN when there are none."""
-    return float(np.percentile(values, share)) if len(values) else math.nan
 
 
 def chosen(rows: Sequence[Row], keep: Any) -> Floats:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Literal
 
 from rich.console import Console
@@ -15,7 +16,7 @@ from rich.markup import escape
 
 from builders.bench.driver import BenchError, Driver, cpu_of
 from builders.bench.load import BenchLoad
-from clients.load.metrics import MetricsSampler, Reading, gpu_utilisation
+from clients.load.metrics import GPU, MetricsSampler, Reading
 from clients.load.plan import Plan
 from clients.load.records import Records
 from clients.load.run import Crew, shown_progress
@@ -24,6 +25,8 @@ from clients.load.target import Target
 
 Loop = Literal["first", "closed", "open"]
 _IDLE_LIMIT = 0.03
+#: Triton asks the GPU for its utilisation this often, seconds: what it says before is of the time before the load.
+_GPU_EVERY_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class Measurement:
         cpu_share: CPU time of the server's processes, share of all cores over the load's time.
         cpu_ms: that CPU time for each answered request, milliseconds; 0 when none was.
         others_share: likewise of all other servers of the bench, which should idle.
-        gpu: utilisation, share of 1; None without a GPU.
+        gpu: utilisation of the server's GPUs, share of 1; None without one.
         readings: Triton's metrics meanwhile; empty for others.
     """
 
@@ -83,6 +86,7 @@ def run_rounds(
     *,
     keep: bool = True,
     flat: Collection[str] = (),
+    record: Callable[[Measurement], None] | None = None,
 ) -> tuple[list[Measurement], list[float]]:
     """Closed and open loop on every server in every round; the order moves on by one each round.
 
@@ -93,29 +97,33 @@ def run_rounds(
         keep: start all once and leave them running; otherwise each is started for its turn, and its first seconds are
             measured too.
         flat: names of servers whose requests carry no priority.
+        record: told each measurement as soon as there is one.
 
     Returns:
-        The measurements, and the machine's speed before each round.
+        The measurements, and the machine's speed before each server's turn.
 
     Raises:
         BuilderError: a server did not start. All are stopped, whatever happens.
     """
     if len({driver.name for driver in drivers}) < len(drivers):
         raise BenchError("two servers of the bench have the same name", value=[driver.name for driver in drivers])
-    measured, speeds = [], []
+    measured, speeds = list[Measurement](), list[float]()
     with Crew(load.processes) as crew, ExitStack() as running:
         targets: dict[str, Target] = {}
         if keep:
             for driver in drivers:
                 targets[driver.name] = running.enter_context(started(driver, console))
         for number in range(len(load.opened)):
-            speeds.append(machine_speed())
             turn = number % len(drivers)
             for driver in (*drivers[turn:], *drivers[:turn]):
+                speeds.append(machine_speed())
                 with nullcontext(targets[driver.name]) if keep else started(driver, console) as target:
                     others = [other for other in drivers if other is not driver]
                     run = _Turn(driver, others, target, load, number, driver.name in flat, console, crew)
-                    measured += run.all(first=not keep)
+                    for one in run.all(first=not keep):
+                        measured.append(one)
+                        if record is not None:
+                            record(one)
     return measured, speeds
 
 
@@ -145,10 +153,12 @@ class _Turn:
     console: Console
     crew: Crew
 
-    def all(self, first: bool) -> list[Measurement]:
+    def all(self, first: bool) -> Iterator[Measurement]:
         closed, opened = self.load.closed[self.round], self.load.opened[self.round]
-        done = [self.one("first", gentle(opened), 0)] if first else []
-        return [*done, self.one("closed", closed, self.load.clients), self.one("open", opened, 0)]
+        if first:
+            yield self.one("first", gentle(opened), 0)
+        yield self.one("closed", closed, self.load.clients)
+        yield self.one("open", opened, 0)
 
     def one(self, loop: Loop, plan: Plan, clients: int) -> Measurement:
         return measure(
@@ -203,7 +213,7 @@ def measure(
         used = [cpu_of(pid).seconds - value for pid, value in zip(pids, before, strict=True)]
     # The generator connects within `wall`; the server's time is of the load alone.
     seconds = min(wall, max(max(records.done), 1e-3))
-    readings = tuple(sampler.readings) if sampler else ()
+    readings = sampler.since(records.start) if sampler else ()
     return Measurement(
         driver=driver.name,
         round=round_,
@@ -213,27 +223,69 @@ def measure(
         cpu_share=max(0.0, used[0]) / (seconds * cores()),
         cpu_ms=1000 * max(0.0, used[0]) / max(1, int(records.ok().sum())),
         others_share=max(0.0, sum(used[1:])) / (wall * cores()),
-        gpu=gpu_utilisation(readings),
+        gpu=gpu_share(readings, driver.gpus, after_s=warm_s + _GPU_EVERY_S),
         readings=readings,
     )
 
 
+def gpu_share(readings: Sequence[Reading], count: int, after_s: float = 0.0) -> float | None:
+    """Mean utilisation of the `count` busiest GPUs, share of 1; None where Triton sees none.
+
+    Triton tells of every GPU of the machine, and not which are whose: the others do not count.
+
+    Args:
+        readings: during a load.
+        count: GPUs of the server.
+        after_s: what was read before does not count, seconds, unless nothing was read later.
+    """
+    seen: dict[str, list[float]] = {}
+    for reading in [one for one in readings if one.at >= after_s] or readings:
+        for name, value in reading.values.get(GPU, {}).items():
+            seen.setdefault(name, []).append(value)
+    busiest = sorted((sum(values) / len(values) for values in seen.values()), reverse=True)[:count]
+    return sum(busiest) / len(busiest) if busiest else None
+
+
 def noise_of(measured: Sequence[Measurement], speeds: Sequence[float]) -> list[str]:
-    """What made the figures less certain: servers that did not idle, a machine whose speed moved, a late generator."""
+    """What made the figures less certain: servers that did not idle, a machine whose speed moved, a late generator.
+
+    And what makes latencies no figures of a server: failed requests, since percentiles are those of the answered ones,
+    and a rate above what it can do, since they then grow for as long as the loop lasts.
+    """
     notes = []
     busy = max((one.others_share for one in measured), default=0.0)
     if busy > _IDLE_LIMIT:
         notes.append(f"servers that should idle took up to {100 * busy:.0f} % of the cores")
     if speeds and max(speeds) > 1.15 * min(speeds):
         notes.append(
-            f"the machine's speed moved by {100 * (max(speeds) / min(speeds) - 1):.0f} % between rounds; "
-            "figures within rounds compare, others do not"
+            f"the machine's speed moved by {100 * (max(speeds) / min(speeds) - 1):.0f} % between the servers' turns; "
+            "differences below that may be the machine's"
         )
     late = [one for one in measured if not one.summary.valid]
     if late:
         worst = max(one.summary.late_p99_ms for one in late)
-        notes.append(f"the load generator was late in {len(late)} of {len(measured)} loads (P99 up to {worst:.0f} ms)")
+        notes.append(
+            f"the load generator was late, or the limit, in {len(late)} of {len(measured)} loads "
+            f"(late by up to {worst:.0f} ms, P99)"
+        )
+    for name in dict.fromkeys(one.driver for one in measured):
+        own = [one.records for one in measured if one.driver == name]
+        if failed := sum(int((~records.ok()).sum()) for records in own):
+            sent = sum(map(len, own))
+            notes.append(f"{name}: {failed} of {sent} requests failed; percentiles are those of the answered ones")
+    if past := [name for name in dict.fromkeys(one.driver for one in measured) if _is_past(measured, name)]:
+        notes.append(
+            f"past their maximum at the rate: {', '.join(past)}; their latencies are those of a queue that grows while "
+            "the loop lasts: compare them at a lower --rate"
+        )
     return notes
+
+
+def _is_past(measured: Sequence[Measurement], driver: str) -> bool:
+    """Whether the open loop's rate is above what a server did in the closed loop."""
+    done = [one.summary.throughput for one in measured if one.driver == driver and one.loop == "closed"]
+    rates = [one.summary.offered for one in measured if one.driver == driver and one.loop == "open"]
+    return bool(done and rates) and median(done) < max(rates)
 
 
 def _flat(plan: Plan) -> Plan:

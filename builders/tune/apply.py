@@ -32,17 +32,7 @@ def apply_changes(config: Path, changes: Mapping[str, Any], name: str = "") -> N
         SettingsError: the result would be refused.
     """
     before = load_deployments(config)
-    try:
-        from ruamel.yaml import YAML
-    except ImportError:
-        raise BenchError("ruamel.yaml is not installed", remedy="pip install 'encoder-lanes[bench]'") from None
-    text = config.read_text(encoding="utf-8")
-    yaml = YAML()
-    yaml.preserve_quotes = True
-    yaml.width = 4096  # no line is wrapped that was not
-    if found := _ITEM.search(text):
-        _indent(yaml, text, len(found[1]))
-    document = yaml.load(text)
+    yaml, document = _opened(config)
     place = _place(document, name, config)
     for dotted, value in changes.items():
         _set(yaml, place, dotted.split("."), value)
@@ -55,6 +45,32 @@ def apply_changes(config: Path, changes: Mapping[str, Any], name: str = "") -> N
         os.replace(draft, config)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def check_target(config: Path, name: str = "") -> None:
+    """Whether values could be written there, to be asked before an hour of load and not after it.
+
+    Raises:
+        BenchError: ruamel.yaml is missing, the model is listed in another file, or the folder cannot be written.
+    """
+    _place(_opened(config)[1], name, config)
+    if not os.access(config.absolute().parent, os.W_OK):
+        raise BenchError("the settings file's folder cannot be written", value=str(config), remedy="leave --apply out")
+
+
+def _opened(config: Path) -> tuple[Any, Any]:
+    """A reader and writer that keeps what a person wrote, and the file's document."""
+    try:
+        from ruamel.yaml import YAML
+    except ImportError:
+        raise BenchError("ruamel.yaml is not installed", remedy="pip install 'encoder-lanes[bench]'") from None
+    text = config.read_text(encoding="utf-8")
+    yaml = YAML()
+    yaml.preserve_quotes = True
+    yaml.width = 4096  # no line is wrapped that was not
+    if found := _ITEM.search(text):
+        _indent(yaml, text, len(found[1]))
+    return yaml, yaml.load(text)
 
 
 def _indent(yaml: Any, text: str, offset: int) -> None:

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from builders.bench.session import Session
+from builders.bench.session import Session, need_packages
 from builders.errors import BuilderError
 from builders.settings import DeploySettings, load_settings
 
 if TYPE_CHECKING:
     from builders.bench.driver import Driver
     from builders.bench.load import BenchLoad
-    from builders.bench.result import Row
+    from builders.bench.result import Journal, Row
     from builders.tune.outcome import Outcome
-    from builders.tune.sweep import AxisMaker, Overrides, Sweep
+    from builders.tune.sweep import AxisMaker, Overrides
     from clients.load.run import Crew
 
 AXES = ("window", "processes", "threads", "buckets")
@@ -77,11 +77,15 @@ def tune(
     """Sweep window, batch, processes, threads and buckets, and choose what is best within the stop line."""
     from builders.bench.driver import terminable
     from builders.bench.load import LoadSpec
+    from builders.tune.apply import check_target
     from builders.tune.axis import parse_grid
     from clients.errors import EncoderError
     from clients.load.texts import DEFAULT_MIX, Mix, read_corpus
 
+    need_packages("jinja2", "psutil")
     settings, cells, names = load_settings(config, model), parse_grid(grid), _axes_named(only)
+    if apply:
+        check_target(config, settings.name)
     try:
         lengths = mix if mix is not None else "" if texts else DEFAULT_MIX
         if lengths:
@@ -173,25 +177,25 @@ def _tune(setup: Session, axes: list[AxisMaker], noise: float, apply: bool) -> i
     setup.log(
         f"about {turn:.0f} s a setting and round, {load.rounds} rounds; the first row is measured again at the end"
     )
-    with Crew(load.processes) as crew:
-        turns = _Turns(setup, make_load(load, setup.source), crew)
+    with setup.alone(), Crew(load.processes) as crew:
+        turns = _Turns(setup, make_load(load, setup.source), crew, setup.journal())
         check = partial(_checked, setup)
         sweep = run_sweep(setup.settings, axes, check, turns, SweepSpec(load.rounds, limit), setup.log)
     for swept in sweep.swept:
         print_grid(setup.screen, axis_grid(swept, load, limit))
     outcome = judge_sweep(sweep, setup.settings, load, setup.config, noise)
-    path = setup.output / "tune.json"
-    write_outcome(path, sweep, outcome, load, setup.config, limit)
     for line in (*(check.text() for check in outcome.checks), outcome.verdict):
         setup.screen.print(escape(line), soft_wrap=True)
-    _say_what_else(setup, outcome, sweep)
+    _say_what_else(setup, outcome)
+    path = setup.output / "tune.json"
+    write_outcome(path, sweep, outcome, load, setup.config, limit)
     if outcome.changes and outcome.code == 0:
         _write(setup, outcome, apply)
     setup.log(f"result: {path}")
     return outcome.code
 
 
-def _say_what_else(setup: Session, outcome: Outcome, sweep: Sweep) -> None:
+def _say_what_else(setup: Session, outcome: Outcome) -> None:
     """What follows from the choice."""
     setup.log(f"the first row measured again differs by {100 * outcome.spread:.1f} %")
     batch = outcome.changes.get("entry.batch")
@@ -236,6 +240,7 @@ class _Turns:
     setup: Session
     load: BenchLoad
     crew: Crew
+    journal: Journal
     drivers: dict[str, Driver] = field(default_factory=dict)
 
     def __call__(self, label: str, overrides: Overrides, round_: int) -> tuple[Row, Row | None]:
@@ -251,11 +256,14 @@ class _Turns:
             one = partial(measure, driver, target, crew=self.crew, console=console, round_=round_)
             one(gentle(opened), loop="first")
             full = row_of(one(closed, loop="closed", clients=self.load.clients, warm_s=self.load.warm_s))
+            self.journal.add(full)
             rate = self.setup.load.rate
             if full.throughput < rate:
                 self.setup.log(f"{label}: {full.throughput:.1f} texts/s at most; {rate:g} are not offered to it")
                 return full, None
-            return full, row_of(one(opened, loop="open"))
+            at_rate = row_of(one(opened, loop="open"))
+            self.journal.add(at_rate)
+            return full, at_rate
 
 
 tune.__doc__ = f"{tune.__doc__}\n\n{_EXIT}"

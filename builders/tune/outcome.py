@@ -75,7 +75,7 @@ def judge_sweep(sweep: Sweep, settings: DeploySettings, load: LoadSpec, config: 
         noise.append(
             f"the first row measured again differs by {100 * spread:.0f} %, limit {100 * noise_limit:g} % (--noise)"
         )
-    if not all(row.valid for row in sweep.best.opened):
+    if not all(row.valid for row in (*sweep.best.closed, *sweep.best.opened)):
         noise.append("the load generator was late: use more --load-processes, or leave it a core of its own")
     checks = _checks(sweep.best, settings, load, config)
     if noise:
@@ -109,8 +109,10 @@ def _checks(best: Trial, settings: DeploySettings, load: LoadSpec, config: Path)
     result = BenchResult(_FORMAT, "", {}, str(config), load, {"best": best.setting.label}, rows, ())
     checks = check_line(result, "best", settings.objectives)
     if len(best.opened) < len(best.closed) and load.rate >= settings.objectives.rate:
-        words = f"at most {best.throughput:.1f} texts/s were answered, so it was not offered"
-        checks[0] = LineCheck(checks[0].objective, words, "passed over")
+        words = f"at most {best.throughput:.1f} texts/s were answered, so {load.rate:g} were not offered"
+        # Of more than the objective's rate it proves nothing.
+        proven = load.rate == settings.objectives.rate
+        checks[0] = LineCheck(checks[0].objective, words, "passed over" if proven else "not judged")
     return checks
 
 
@@ -127,7 +129,7 @@ def axis_grid(swept: Swept, load: LoadSpec, limit_ms: float) -> Grid:
                 milliseconds(trial.p50),
                 milliseconds(trial.p99) if math.isfinite(trial.p99) else "over",
                 "base" if not number else _percent(trial.throughput, base),
-                f"{trial.throughput:.1f}",
+                f"{trial.throughput:.1f}" if trial.closed else "–",
                 trial.line(limit_ms),
                 "chosen" if trial is swept.chosen else note,
             )

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from builders.bench.driver import BenchError
 from builders.bench.product import merge
 from builders.bench.result import Row
+from builders.errors import BuilderError
 from builders.settings import DeploySettings
 from builders.tune.axis import Axis, Setting
 from builders.tune.trial import Trial, choose, why_stop
@@ -133,8 +134,11 @@ def sweep_axis(
 ) -> Swept:
     """Measures the settings of an axis, round by round, in an order that moves on by one each round.
 
-    A setting that is clearly worse after two rounds or more is not measured on; the first always is: it is what the
-    others are compared with.
+    A setting that is clearly worse after two rounds or more, or whose server does not start, is not measured on; the
+    first always is: it is what the others are compared with.
+
+    Raises:
+        BuilderError: the first setting's server does not start.
     """
     trials = tuple(Trial(setting) for setting in axis.settings)
     for number in range(spec.rounds):
@@ -143,7 +147,13 @@ def sweep_axis(
         for place, trial in enumerate((*alive[turn:], *alive[:turn]), start=1):
             label = trial.setting.label
             say(f"{axis.title}, round {number + 1} of {spec.rounds}, {place} of {len(alive)}: {label}")
-            _add(trial, measure(f"{axis.title} {label}", merge(overrides, trial.setting.overrides), number))
+            try:
+                _add(trial, measure(f"{axis.title} {label}", merge(overrides, trial.setting.overrides), number))
+            except BuilderError as error:  # more processes than its shared memory holds, for example
+                if trial is trials[0]:
+                    raise
+                trial.stopped = f"did not run: {error.what}"
+                say(f"{axis.title}: {label} is left out: {error}")
         if number + 1 < spec.rounds:
             _stop(trials, spec.limit_ms, axis, say)
     chosen = choose(trials, spec.limit_ms)

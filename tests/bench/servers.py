@@ -19,7 +19,7 @@ class FakeDriver:
     """A server in this process whose answers take `seconds`."""
 
     def __init__(self, name: str, seconds: float = 0.0, log: list[str] | None = None, broken: bool = False):
-        self.name, self.about = name, f"answers after {seconds} s"
+        self.name, self.about, self.gpus = name, f"answers after {seconds} s", 0
         self.seconds, self.log, self.broken = seconds, log if log is not None else [], broken
         self.seen: Timed | None = None
         self._context: AbstractContextManager[Timed] | None = None

@@ -1,6 +1,7 @@
 """Pairs of real servers whose lanes take a known time and no CPU. The real engine: tests/measurements/planted.py."""
 
 import io
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from rich.console import Console
 from builders.bench.driver import BenchError
 from builders.bench.load import LoadSpec
 from builders.bench.product import PATIENT, CheckoutDriver, ProductDriver, Variant
-from builders.bench.regression import PairSpec, pair_comparisons, run_pairs
+from builders.bench.regression import PairSpec, failed_more, pair_comparisons, run_pairs
 from builders.bench.rounds import Measurement
 from builders.build import BuildResult
 from builders.settings import load_settings
@@ -102,4 +103,44 @@ def test_too_few_pairs_and_a_checkout_that_is_none_are_refused(source: EncoderSo
     with pytest.raises(BenchError, match="at least 6"):
         run_pairs(FakeDriver("A"), FakeDriver("B"), source, LoadSpec(), PairSpec(5), QUIET)
     with pytest.raises(BenchError, match="no such checkout"):
-        CheckoutDriver("A", tmp_path, Path("deploy.cpu.yaml"))
+        CheckoutDriver("A", tmp_path, Path("deploy.cpu.yaml"), tmp_path)
+
+
+def test_another_checkout_publishes_into_a_repository_of_its_code_s_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own may be held at an older version, and would then be measured instead of its code."""
+    checkout, config = tmp_path / "checkout", Path("deploy.cpu.yaml")
+    (checkout / "builders").mkdir(parents=True)
+    (checkout / "clients").mkdir()
+    (checkout / "builders" / "cli.py").write_text("")
+    for file in ROOT.glob("deploy*.yaml"):
+        shutil.copy(file, checkout)
+
+    def started() -> tuple[list[str], Path]:
+        driver = CheckoutDriver("A", checkout, config, tmp_path / "work")
+        monkeypatch.setattr(driver._child, "start", lambda: None)
+        driver.start()
+        command = driver._child.command
+        return command, Path(command[command.index("--config") + 1])
+
+    command, own = started()
+    settings, theirs = load_settings(own), load_settings(checkout / config)
+    assert settings.repository == own.parent / "model_repository"
+    assert settings.entry.interactive.timeout_ms == 600_000
+    assert settings.lanes == theirs.lanes
+    assert command[command.index("--cache") + 1] == str(checkout / "build" / "cache")
+    (settings.repository / ".served.json").write_text("{}")
+    assert started()[1] == own
+    assert not list(settings.repository.iterdir()), "what an earlier start had noted is forgotten"
+    (checkout / "builders" / "new.py").write_text("")
+    assert started()[1] != own
+
+
+def test_failed_requests_are_no_way_to_be_faster() -> None:
+    well, ill = turns("A", 0.05), turns("B", 0.04)
+    assert failed_more([*well, *ill], "A", "B") is None
+    for one in ill:
+        one.records.status[::10] = ["Overloaded"] * len(one.records.status[::10])
+    assert failed_more([*well, *ill], "A", "B") == "B failed 10.0 % of its requests, A 0.0 %: worse"
+    assert failed_more([*ill, *turns("C", 0.04)], "B", "C") is None

@@ -2,21 +2,29 @@
 
 import io
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from builders.bench.driver import BenchError, Child, cpu_of, http_ready
-from builders.bench.load import CLASSES, BenchLoad
-from builders.bench.rounds import measure, noise_of, run_rounds
+from builders.bench.driver import BenchError, Child, cpu_of, http_ready, terminable
+from builders.bench.load import CLASSES, BenchLoad, LoadSpec, make_load
+from builders.bench.rounds import Measurement, gpu_share, measure, noise_of, run_rounds
+from builders.settings import load_settings
+from builders.source import open_source
+from clients.errors import InvalidInput
+from clients.load.metrics import Reading
 from clients.load.plan import Segment, closed_plan, open_plan
 from clients.load.run import Crew
 from clients.load.texts import TextSource
 from tests.bench.servers import FakeDriver
+from tests.tools.repositories import ROOT
 
 SOURCE = TextSource()
 
@@ -29,7 +37,9 @@ def load(rounds: int) -> BenchLoad:
 def test_servers_take_turns_and_each_round_begins_with_another_one() -> None:
     log: list[str] = []
     drivers = [FakeDriver("A", log=log), FakeDriver("B", seconds=0.05, log=log)]
-    measured, speeds = run_rounds(drivers, load(2), Console(file=io.StringIO()), flat={"B"})
+    told: list[Measurement] = []
+    measured, speeds = run_rounds(drivers, load(2), Console(file=io.StringIO()), flat={"B"}, record=told.append)
+    assert told == measured
     assert [(one.driver, one.round, one.loop) for one in measured] == [
         (name, number, loop)
         for number, names in ((0, "AB"), (1, "BA"))
@@ -37,7 +47,7 @@ def test_servers_take_turns_and_each_round_begins_with_another_one() -> None:
         for loop in ("closed", "open")
     ]
     assert log == ["start A", "start B", "stop B", "stop A"]
-    assert len(speeds) == 2
+    assert len(speeds) == 4, "one before each turn"
     assert all(one.summary.overall.failed == 0 for one in measured)
     by_name = {(one.driver, one.loop): one.summary for one in measured}
     assert by_name["B", "open"].overall.p50 >= 50
@@ -74,6 +84,14 @@ def test_two_servers_of_one_name_are_refused() -> None:
         run_rounds([FakeDriver("A"), FakeDriver("A")], load(1), Console(file=io.StringIO()))
 
 
+def test_load_that_cannot_be_sent_is_refused_before_servers_start() -> None:
+    source = open_source(load_settings(ROOT / "deploy.cpu.yaml").model)
+    with pytest.raises(InvalidInput, match=r"no request.*0.01 texts/s for 1 s"):
+        make_load(LoadSpec(rate=0.01, open_s=1), source)
+    with pytest.raises(InvalidInput, match="at least the 4 processes"):
+        make_load(LoadSpec(clients=2, processes=4), source)
+
+
 def test_noise_is_said() -> None:
     driver = FakeDriver("A")
     target = driver.start()
@@ -85,6 +103,23 @@ def test_noise_is_said() -> None:
         driver.stop()
     assert not [note for note in noise_of([one], [1000.0, 1010.0]) if "speed" in note]
     assert any("speed moved by 30 %" in note for note in noise_of([one], [1000.0, 1300.0]))
+    sent = len(one.records)
+    refused = replace(one, records=replace(one.records, status=["Overloaded", *["ok"] * (sent - 1)]))
+    assert not [note for note in noise_of([one], []) if "failed" in note]
+    assert [note for note in noise_of([refused], []) if f"A: 1 of {sent} requests failed" in note]
+    for most, said in ((39.0, True), (1000.0, False)):
+        full = replace(one, loop="closed", summary=replace(one.summary, throughput=most))
+        assert any("past their maximum at the rate: A;" in note for note in noise_of([full, one], [])) == said
+
+
+def test_gpu_utilisation_is_that_of_the_server_s_gpus_once_the_load_is_on() -> None:
+    values = [{"a": 0.0, "b": 0.0}, {"a": 0.9, "b": 0.0}, {"a": 0.7, "b": 0.1}]
+    readings = [Reading(2.0 * number, {"nv_gpu_utilization": value}) for number, value in enumerate(values)]
+    assert gpu_share(readings, 1, after_s=2.0) == pytest.approx(0.8)
+    assert gpu_share(readings, 2, after_s=2.0) == pytest.approx(0.425)
+    assert gpu_share(readings, 1, after_s=60.0) == pytest.approx(1.6 / 3), "a load too short for anything better"
+    assert gpu_share(readings, 0) is None
+    assert gpu_share([], 1) is None
 
 
 def test_cpu_time_is_that_of_the_whole_process_tree() -> None:
@@ -135,6 +170,88 @@ def test_stopping_takes_the_whole_process_group(tmp_path: Path) -> None:
     while _alive(grandchild) and time.monotonic() < until:
         time.sleep(0.05)
     assert not _alive(grandchild)
+
+
+def test_server_s_output_is_kept_only_when_it_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    well = Child([sys.executable, "-c", "import time; time.sleep(60)"], lambda: True)
+    well.start()
+    well.stop()
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(BenchError, match=str(tmp_path)):
+        Child([sys.executable, "-c", "raise SystemExit(3)"], lambda: False).start()
+    assert [path.suffix for path in tmp_path.iterdir()] == [".log"]
+
+
+def test_program_that_is_not_there_is_said() -> None:
+    with pytest.raises(BenchError, match=r"no such program.*/nowhere/server"):
+        Child(["/nowhere/server"], lambda: True).start()
+
+
+_STUBBORN = (
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+)
+
+
+def test_second_ctrl_c_while_a_server_is_stopped_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    child = Child([sys.executable, "-c", _STUBBORN], lambda: any(path.read_text() for path in tmp_path.iterdir()))
+    child.start()
+    pid = child.pid
+    assert pid is not None
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            child.stop()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert not _alive(pid)
+
+
+def test_bench_that_is_killed_outright_leaves_no_server() -> None:
+    script = (
+        "import os, signal, sys\n"
+        "from builders.bench.driver import Child\n"
+        "child = Child([sys.executable, '-c', 'import time; time.sleep(60)'], lambda: True)\n"
+        "child.start()\n"
+        "print(child.pid, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    server = int(done.stdout)
+    until = time.monotonic() + 5
+    while _alive(server) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not _alive(server)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_signals_that_end_a_program_end_the_block(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+
+    def killed() -> None:
+        with terminable():
+            os.kill(os.getpid(), number)
+            time.sleep(1)
+
+    with pytest.raises(SystemExit) as raised:
+        killed()
+    assert raised.value.code == 128 + number
+    assert signal.getsignal(number) == before
+
+
+def test_what_nohup_ignores_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with terminable():
+            os.kill(os.getpid(), signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def _alive(pid: int) -> bool:

@@ -1,12 +1,14 @@
 """Does the bench see a planted slow-down, and nothing where there is none? `python -m tests.measurements.planted`.
 
 The same build in two servers, then one of them slowed down by a tenth, in pairs; then 30 % against a stored run.
-Takes about half an hour on two cores that do nothing else.
+Takes about half an hour on two cores that do nothing else. Exit status 1 when the same build was called slower, or a
+slow-down of that size or more was not.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 from pathlib import Path
 
@@ -25,8 +27,19 @@ from tests.tools.slowdown import slow_down
 SAY = Console(stderr=True, highlight=False)
 
 
-def main() -> None:
-    """Print a line per comparison."""
+#: Slow-downs from these on must be found: in pairs, and against a stored run.
+PAIRED, STORED = 0.1, 0.3
+
+
+def surprise(share: float, least: float, slower: bool) -> str | None:
+    """What should not have come out, in words; None where it did not, and for a slow-down too small to count on."""
+    if slower and share == 0:
+        return "the same build was called slower"
+    return f"a slow-down of {100 * share:g} % was not found" if share >= least and not slower else None
+
+
+def main() -> int:
+    """Print a line per comparison; 1 when one of them surprises."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--config", type=Path, default=ROOT / "deploy.cpu.yaml")
     parser.add_argument("--pairs", type=int, default=20)
@@ -38,6 +51,7 @@ def main() -> None:
     settings = load_settings(options.config)
     source = open_source(settings.model)
     load = LoadSpec(rate=options.rate)
+    found: list[str | None] = []
 
     def product(name: str, share: float, folder: Path) -> ProductDriver:
         variant = Variant(name, f"slowed down by {100 * share:g} %", PATIENT)
@@ -52,8 +66,7 @@ def main() -> None:
             comparisons, _ = run_pairs(first, second, source, load, pair, SAY)
         for comparison in comparisons:
             print(f"{options.pairs} pairs, B slowed down by {100 * share:g} %: {comparison.text()}", flush=True)
-    if not options.stored_shares:
-        return
+        found.append(surprise(share, PAIRED, any(one.verdict == "slower" for one in comparisons)))
 
     def stored(share: float) -> BenchResult:
         with tempfile.TemporaryDirectory() as folder:
@@ -68,13 +81,20 @@ def main() -> None:
             notes=noise_of(measured, speeds),
         )
 
-    before = stored(0.0)
+    before = stored(0.0) if options.stored_shares else None
     for share in options.stored_shares:
+        assert before is not None
         verdict = against(before, stored(share), "product")
         for comparison in verdict.comparisons:
-            text = comparison.text() if verdict.comparable else f"no verdict, machine {verdict.speed:.2f} times as fast"
+            text = comparison.text() if verdict.comparable else f"no verdict: {'; '.join(verdict.doubts)}"
             print(f"against a stored run, slowed down by {100 * share:g} %: {text}", flush=True)
+        if verdict.comparable:
+            found.append(surprise(share, STORED, verdict.slower))
+    surprises = [line for line in found if line is not None]
+    for line in surprises:
+        print(line, flush=True)
+    return int(bool(surprises))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -65,6 +65,8 @@ def test_best_setting_is_printed_stored_and_applied(tmp_path: Path) -> None:
     settings = load_settings(config)
     assert (settings.entry.window_ms, settings.entry.batch) == (20.0, 16)
     assert config.read_text().startswith("# my own words\n")
+    rows = [json.loads(line) for line in (tmp_path / "out" / "rows.jsonl").read_text().splitlines()]
+    assert len(rows) == 3 * 2 * 2, "two settings and the first again, two rounds, two loops"
 
 
 @pytest.mark.parametrize(("p99_ms", "slower", "expected"), [(1.0, 1.0, 1), (60_000.0, 1.3, 3), (60_000.0, 1.0, 0)])
@@ -82,6 +84,15 @@ def test_nothing_is_applied_past_the_line_or_when_noisy(
     assert code == expected, printed
     assert {0: "better", 1: "no setting keeps the stop line", 3: "too noisy"}[expected] in printed
     assert load_settings(config).entry.window_ms == (20.0 if expected == 0 else 100.0)
+
+
+def test_apply_that_could_not_be_done_is_refused_before_the_load(tmp_path: Path) -> None:
+    """Of a model that another file lists."""
+    below = settings_file(tmp_path, "deploy.cpu.yaml", models=[{"name": "a", "model": {"source": "package:x/y"}}])
+    config = tmp_path / "own.yaml"
+    config.write_text(f"extends: {below.name}\nentry: {{processes: 2}}\n")
+    ended = CliRunner().invoke(app, ["tune", "--config", str(config), "--model", "a", "--apply"])
+    assert "not listed in this settings file itself" in str(ended.exception)
 
 
 def test_options_that_cannot_be_used_are_refused_before_anything_starts(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from builders.bench.driver import BenchError
 from builders.bench.load import LoadSpec
 from builders.bench.product import Variant, overridden
 from builders.bench.result import Row
+from builders.errors import ServerError
 from builders.settings import DeploySettings, load_settings
 from builders.tune.axis import buckets_axis, parse_grid, processes_axis, threads_axis, window_axis
 from builders.tune.outcome import Outcome, axis_grid, changed, judge_sweep
@@ -91,6 +92,40 @@ def test_clearly_worse_setting_is_stopped_and_says_so_in_the_table() -> None:
     assert grid.rows[0][-1] == "chosen"
     assert grid.rows[3][-1] == "stopped after round 2: clearly past the stop line"
     assert any("20 ms / 64 is stopped after round 2" in line for line in said)
+
+
+def test_setting_whose_server_does_not_start_is_left_out_and_the_first_one_s_is_an_error() -> None:
+    class Failing(Measured):
+        def __call__(self, label: str, overrides: Mapping[str, Any], round_: int) -> tuple[Row, Row | None]:
+            if self.failing in label:
+                raise ServerError("shared memory is too small", value=label)
+            return super().__call__(label, overrides, round_)
+
+    measure, said = Failing(by_window_and_processes), list[str]()
+    measure.failing = "4 processes"  # type: ignore[attr-defined]
+    done = sweep(measure, said)
+    trials = {trial.setting.label: trial for trial in done.swept[1].trials}
+    assert trials["4 processes"].rounds == 0
+    assert done.swept[1].chosen.setting.label == "2 processes"
+    cells = next(row for row in axis_grid(done.swept[1], LoadSpec(), 400).rows if row[0] == "4 processes")
+    assert cells[1:] == (
+        "–",
+        "over",
+        "–",
+        "–",
+        "past",
+        "stopped after round 0: did not run: shared memory is too small",
+    )
+    assert any("4 processes is left out: shared memory" in line for line in said)
+    measure.failing = "10 ms / 32"  # type: ignore[attr-defined]
+    with pytest.raises(ServerError, match="shared memory"):
+        sweep(measure)
+
+
+def test_rate_above_the_objective_s_that_is_not_reached_proves_nothing() -> None:
+    done = sweep(Measured(by_window_and_processes))
+    done.best.opened.pop()
+    assert [judged(done, rate=rate).code for rate in (40, 50)] == [1, 3]
 
 
 def test_machine_that_slowed_down_gives_no_verdict() -> None:
