@@ -98,7 +98,6 @@ class _Trial:
     version: int
     served: int
     manifest: Manifest
-    step: VersionChange
     renewed: float = 0.0
 
     def lease(self) -> Candidate:
@@ -207,15 +206,12 @@ class _Trial:
         """Give the memory of the candidate's lanes back."""
         with repository_lock(self.repository, name=self.settings.name):
             state = read_state(self.repository, self.settings.name)
-            if state is not None:
-                # Not what was before the trial: that may hold lanes of a command that died, and lack another's.
-                lanes, other = {*state.lanes}, state.candidate
-                if other is not None and other.version != self.version:
-                    lanes.add(other.version)
-                _load_only(self.repository, self.settings, self.control, self.progress, sorted(lanes))
-                return
-            for problem in self.step.put_back():
-                self.progress(problem)
+            # Not what was before the trial: that may hold lanes of a command that died, and lack another's. Without a
+            # state file (somebody removed it) the version that the entry was left with is all that is sure.
+            lanes, other = ({*state.lanes}, state.candidate) if state is not None else ({self.served}, None)
+            if other is not None and other.version != self.version:
+                lanes.add(other.version)
+            _load_only(self.repository, self.settings, self.control, self.progress, sorted(lanes))
 
 
 def run_trial(
@@ -367,7 +363,7 @@ def _prepared(
             progress(line)
         kept = {lane: read_manifest(repository, lane, name) for lane in state.lanes}
         step = VersionChange(repository, settings, control, progress, {**kept, served: old, version: new})
-        trial = _Trial(repository, settings, control, metrics_url, progress, options, version, served, new, step)
+        trial = _Trial(repository, settings, control, metrics_url, progress, options, version, served, new)
         with step.put_back_on_failure():
             step.load_lanes()
             lanes = tuple(sorted({*kept, served}))

@@ -130,7 +130,8 @@ def promote(
         repository: the model repository that the server at `url` serves.
         settings: the deployment; configurations are rendered from it and from the versions' manifests.
         version: a published version.
-        url: gRPC address of the server; None changes only what the next start serves.
+        url: gRPC address of the server; None changes only what the next start serves, and leaves the old version's
+            lanes out where they do not fit this machine.
         progress: told one line per step.
         key: name and value that the server's model control API asks for.
         tls: what a server with TLS is checked against.
@@ -161,8 +162,8 @@ def promote(
             if old is not None:
                 manifests[old] = read_manifest(repository, old, name)
                 check_compatible(manifests[old], new)
-            if control is None and not keep_old:
-                # Nothing runs that needs the old lanes until then: one configuration need not fit both.
+            # Where nothing runs nobody needs the old lanes until then: one configuration need not fit both.
+            if control is None and not (keep_old and old and _loads_here(repository, old, settings, machine, progress)):
                 manifests = {version: new}
             step = VersionChange(repository, settings, control, progress, manifests)
             with step.put_back_on_failure():
@@ -190,7 +191,8 @@ def rollback(
     """Let the version answer again that answered before the last promote.
 
     Where its lanes are still loaded, `encode` alone is loaded, which takes seconds; else the lanes first. The lanes'
-    configurations are not rendered again, whatever the settings say by now.
+    configurations are not rendered again, whatever the settings say by now. Without a server the lanes of the version
+    that it goes back from are left out where they cannot be loaded here, as after the way back to an older TensorRT.
 
     Raises:
         PromoteError: there is no version to go back to.
@@ -210,21 +212,25 @@ def rollback(
             old = answering_version(settings, repository, control, progress) or state.served
             manifests = {target: read_manifest(repository, target, name)}
             step = VersionChange(repository, settings, control, progress, manifests)
-            ready, loaded = control is not None and step.lanes_ready(target), False
+            ready, loaded, kept = control is not None and step.lanes_ready(target), False, {old, target}
             if not ready:
                 checked_manifest(settings, repository, target, machine)
-                # While they load, the lanes that answer now must stay. Else nothing is asked of a version that fails.
-                manifests[old] = read_manifest(repository, old, name)
+                if control is None and not _loads_here(repository, old, settings, machine, progress):
+                    kept = {target}
+                else:
+                    # While they load, those that answer now must stay. Else nothing is asked of a version that fails.
+                    manifests[old] = read_manifest(repository, old, name)
             with step.put_back_on_failure():
                 if not ready:
                     if control:
                         progress(f"the lanes of version {target} are not loaded any more")
                     loaded = step.load_lanes()
                 switch = step.switch(target)
-                lanes = tuple(sorted({old, target}))
                 previous = old if old != target else state.served
-                write_state(repository, Served(served=target, previous=previous, lanes=lanes), name)
+                write_state(repository, Served(served=target, previous=previous, lanes=tuple(sorted(kept))), name)
             step.drop_ensembles(target)
+            if old not in kept:
+                step.drop_unused()
     return Change(target, old, time.monotonic() - began, switch, loaded)
 
 
@@ -272,6 +278,21 @@ def _already(state: Served | None, version: int, *, keep_old: bool) -> Served:
     previous = state.previous if state.served == version else state.served
     lanes = sorted({*state.lanes, version}) if keep_old else [version]
     return Served(served=version, previous=previous, lanes=tuple(lanes))
+
+
+def _loads_here(
+    repository: Path, version: int, settings: DeploySettings, machine: Machine | None, progress: Progress
+) -> bool:
+    """Whether the next start can load the lanes of the version that answered so far; told where it cannot.
+
+    A plan is of one TensorRT and one kind of GPU: beside the other version it would keep the server from its start.
+    """
+    try:
+        check_fits(read_manifest(repository, version, settings.name), machine or this_machine())
+    except ManifestError as error:
+        progress(f"the lanes of version {version} are left out of the next start: {error}")
+        return False
+    return True
 
 
 def checked_manifest(settings: DeploySettings, repository: Path, version: int, machine: Machine | None) -> Manifest:

@@ -32,8 +32,9 @@ from clients.door.token_ids import TokenIds
 def make_app(settings: DoorSettings) -> Starlette:
     """The application, for any ASGI server with lifespan.
 
-    /health asks each model, now, whether it is ready, and is 200 or 503; /health/live says that the process answers;
-    /metrics is Prometheus' page. These three ask for no key and are not logged.
+    /health asks each model, now, whether it is ready, and is 200 or 503; /health/ready is 200 when a server answers at
+    all, so that one ill model does not take the door of the others away; /health/live says that the process answers;
+    /metrics is Prometheus' page. These four ask for no key and are not logged.
 
     Args:
         settings: of the door.
@@ -86,6 +87,10 @@ def make_app(settings: DoorSettings) -> Starlette:
         well = bool(ready) and all(ready.values())
         return _json({"status": "ready" if well else "not ready", "models": ready}, 200 if well else 503)
 
+    async def admits(request: Request) -> Response:
+        reached = await door.catalog.reachable()
+        return _json({"status": "ready" if reached else "no server"}, 200 if reached else 503)
+
     async def live(request: Request) -> Response:
         return _json({"status": "live"})
 
@@ -106,6 +111,7 @@ def make_app(settings: DoorSettings) -> Starlette:
         Route("/v1/models", Endpoint(door, "/v1/models", _models, body=False), methods=["GET"]),
         Route("/v1/models/{model:path}", Endpoint(door, "/v1/models/{model}", _model, body=False), methods=["GET"]),
         Route("/health", health, methods=["GET"]),
+        Route("/health/ready", admits, methods=["GET"]),
         Route("/health/live", live, methods=["GET"]),
         Route("/metrics", page, methods=["GET"]),
     ]

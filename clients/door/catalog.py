@@ -6,7 +6,9 @@ import asyncio
 import logging
 import re
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from clients.async_client import AsyncEncoderClient
 from clients.door.log import LOGGER
@@ -20,13 +22,18 @@ ENTRY = "encode"
 _ENTRY_NAME = re.compile(rf"^{ENTRY}(_.+)?$")
 _ASK_S = 5.0
 _READY_S = 2.0
-_READY_KEPT_S = 0.5
+#: How long an answer about health holds, seconds: these questions are open to everybody.
+_KEPT_S = 0.5
+#: Questions at once whether a server lives. Of several servers behind one name each gets some, so that one of them that
+#: does not answer does not speak for the others.
+_LIVE_ASKED = 3
 #: An unknown name is looked for on the server at most this often, whoever asks.
 _LOOK_S = 1.0
 #: Texts a request where a model does not say; the entry's own default.
 _BATCH = 32
 #: What infinity's client sends as the model when its caller names none.
 _UNNAMED = "default/not-specified"
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +45,21 @@ class Model:
     client: AsyncEncoderClient
     since: int
     """When the door first saw it, seconds since 1970."""
+
+
+class _Kept(Generic[_T]):
+    """An answer that is asked for again only when it is older than `_KEPT_S`, and by one at a time."""
+
+    def __init__(self, ask: Callable[[], Awaitable[_T]]) -> None:
+        self._ask, self._lock = ask, asyncio.Lock()
+        self._answer: tuple[float, _T] | None = None
+
+    async def get(self) -> _T:
+        async with self._lock:
+            if self._answer is None or time.monotonic() - self._answer[0] >= _KEPT_S:
+                answer = await self._ask()
+                self._answer = time.monotonic(), answer
+            return self._answer[1]
 
 
 class Catalog:
@@ -58,9 +80,8 @@ class Catalog:
         self._missing: dict[str, EncoderError] = {}
         self._lock = asyncio.Lock()
         self._looked = -_LOOK_S
-        self._asking = asyncio.Lock()
-        self._ready: dict[str, bool] = {}
-        self._asked = -_READY_KEPT_S
+        self._told: set[str] = set()
+        self._ready, self._live = _Kept(self._ask_ready), _Kept(self._ask_live)
         self._client(ENTRY, _BATCH)
 
     @property
@@ -69,10 +90,11 @@ class Catalog:
         return tuple(self._models[name] for name in sorted(self._models))
 
     async def watch(self) -> None:
-        """Refreshes for ever."""
+        """Refreshes for ever, and tells the metrics which models are ready, whoever asks."""
         while True:
             try:
                 await self.refresh()
+                await self.ready()
             except Exception:
                 logging.getLogger(LOGGER).exception("catalog failed")
             await asyncio.sleep(self._settings.refresh_s)
@@ -150,21 +172,35 @@ class Catalog:
         return model
 
     async def ready(self) -> dict[str, bool]:
-        """Asks for each model whether it is ready; empty when there is none.
+        """Asks for each model whether it is ready; empty when there is none. An answer holds for half a second."""
+        return await self._ready.get()
 
-        An answer holds for half a second: the question is open to everybody, and costs the server one a model.
-        """
-        async with self._asking:
-            if time.monotonic() - self._asked >= _READY_KEPT_S:
-                self._ready = await self._ask_ready()
-                self._asked = time.monotonic()
-            return self._ready
+    async def reachable(self) -> bool:
+        """Asks whether a server answers at all, whatever it has loaded. An answer holds for half a second."""
+        return await self._live.get()
+
+    async def _ask_live(self) -> bool:
+        async def one() -> bool:
+            try:
+                return await self._client(ENTRY, _BATCH).live(deadline=_READY_S)
+            except EncoderError:
+                return False
+
+        asked = [asyncio.ensure_future(one()) for _ in range(_LIVE_ASKED)]
+        try:
+            for answer in asyncio.as_completed(asked):
+                if await answer:
+                    return True
+            return False
+        finally:
+            for task in asked:
+                task.cancel()
 
     async def _ask_ready(self) -> dict[str, bool]:
         names = self._settings.model_names
         if not names:
             if not self._models:
-                await self.refresh()
+                await self.refresh(_LOOK_S)
             names = tuple(self._models)
 
         async def one(name: str) -> bool:
@@ -176,8 +212,9 @@ class Catalog:
         answers = dict(zip(names, await asyncio.gather(*map(one, names)), strict=True))
         for name, answer in answers.items():
             self._metrics.ready.labels(name).set(answer)
-        for name in self._ready.keys() - answers.keys():  # no longer served: its last word must not stay
+        for name in self._told - answers.keys():  # no longer served: its last word must not stay
             self._metrics.ready.remove(name)
+        self._told = set(answers)
         return answers
 
     def _known(self, name: str | None, tasks: tuple[str, ...]) -> Model | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,9 @@ from tests.builders.test_versions import FakeServer, publish_three, served_by_co
 from tests.tools.repositories import settings_file
 
 NONE = Machine()
-OPTIONS = TrialOptions(share=0.2, seconds=0.3, limits=Limits(least=50))
+OPTIONS = TrialOptions(share=0.2, seconds=0.3, deadline_s=0.2, limits=Limits(least=50))
+#: Of a trial that something else ends.
+LONG = replace(OPTIONS, seconds=60.0)
 
 
 class Server(FakeServer):
@@ -156,7 +159,7 @@ def test_lease_is_renewed_and_holds_what_the_entry_needs(server: Server, run: Ru
     assert ends == sorted(ends)
     assert ends[-1] <= time.time() + LEASE_S
     lease = server.leases[0]
-    assert (lease.version, lease.share, lease.deadline_s) == (3, 0.2, 5.0)
+    assert (lease.version, lease.share, lease.deadline_s) == (3, 0.2, 0.2)
     config = EntryConfig.from_parameters(lease.entry, 2)
     # Its own buckets, not those of the served version.
     assert [(route.length, route.model) for route in config.buckets] == [(16, "encoder_16"), (128, "encoder_128")]
@@ -173,7 +176,7 @@ def test_trial_without_hope_ended_early(server: Server, run: Run) -> None:
 
 def test_both_versions_asked_the_same_texts_by_the_ids_of_their_arms(server: Server, run: Run) -> None:
     server.vector = np.ones((1, 4), dtype=np.float32)
-    done = run(options=TrialOptions(share=0.2, seconds=0.1, texts=("one", "two", "three")))
+    done = run(options=replace(OPTIONS, seconds=0.1, limits=Limits(), texts=("one", "two", "three")))
     asked = [place_of(name) for name in server.asked if name]
     assert [place < 0.2 for place in asked] == [True, False] * 3
     assert all(place < 0.4 for place in asked)
@@ -228,7 +231,7 @@ def test_candidate_dropped_when_the_command_is_interrupted_or_sees_no_metrics_an
 
     server.meanwhile = meanwhile
     with pytest.raises((KeyboardInterrupt, ControlError)):
-        run()
+        run(options=LONG)
     assert (server.index(), configs()) == (loaded, before)
     assert read_state(repository) == Served(served=1, lanes=(1,))
 
@@ -244,7 +247,7 @@ def test_trial_gives_way_when_somebody_changes_what_is_served(
 
     server.meanwhile = meanwhile
     with pytest.raises(PromoteError, match="ended by somebody else"):
-        run(apply=True)
+        run(options=LONG, apply=True)
     assert server.loaded["encode"] == (3,)
     assert served_by_configs(repository) == {name: list(found) for name, found in server.loaded.items()}
     assert read_state(repository) == Served(served=3, previous=1, lanes=(1, 3))
@@ -263,9 +266,26 @@ def test_trial_gives_way_to_a_rollback_and_leaves_no_lanes(
 
     server.meanwhile = meanwhile
     with pytest.raises(PromoteError, match="ended by somebody else"):
-        run(3)
+        run(3, LONG)
     assert server.loaded == {f"encoder_{length}": (1, 2) for length in LENGTHS} | {"encode": (2,)}
     assert read_state(repository) == Served(served=2, previous=1, lanes=(1, 2))
+
+
+def test_lanes_of_the_candidate_are_dropped_when_the_state_file_has_vanished(
+    repository: Path, server: Server, run: Run, configs: Configs
+) -> None:
+    loaded, before = server.index(), configs()
+    looks = iter(range(100))
+
+    def meanwhile() -> None:
+        if next(looks) == 3:
+            (repository / ".served.json").unlink()
+
+    server.meanwhile = meanwhile
+    with pytest.raises(PromoteError, match="ended by somebody else"):
+        run(3, LONG)
+    assert (server.index(), configs()) == (loaded, before)
+    assert read_state(repository) is None
 
 
 def test_what_a_killed_command_left_is_dropped_with_share_0(
@@ -325,6 +345,7 @@ def test_command_tells_the_comparison_and_its_exit_code_the_verdict(
     repository: Path, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = ["--config", str(repository.parent / "deploy.test.yaml"), "--metrics-url", "metrics", "--seconds", "1"]
+    config += ["--deadline", "0.2"]
     monkeypatch.setattr(builders.versions, "this_machine", lambda: NONE)
     command = CliRunner()
     server.seconds = 0.05

@@ -289,6 +289,39 @@ def plans(tmp_path: Path) -> tuple[DeploySettings, Path]:
     return settings, settings.repository / "encoder_32/2/model.plan"
 
 
+OLDER = H200.model_copy(update={"tensorrt": "10.13.3"})
+
+
+@pytest.fixture
+def upgraded(plans: tuple[DeploySettings, Path]) -> DeploySettings:
+    """Version 1 is of an older TensorRT; version 2 is served, by the newer one, with the older one's lanes left out."""
+    settings, _ = plans
+    file = settings.repository / "encode/1/manifest.json"
+    file.write_text(file.read_text().replace(H200.tensorrt or "", OLDER.tensorrt or ""))
+    lines: list[str] = []
+    promote(settings.repository, settings, 2, None, lines.append, machine=H200)
+    assert any("lanes of version 1 are left out of the next start: the plan was made" in line for line in lines)
+    assert read_state(settings.repository) == Served(served=2, previous=1, lanes=(2,))
+    return settings
+
+
+def test_rollback_offline_refused_where_the_plans_are_of_another_tensorrt(upgraded: DeploySettings) -> None:
+    before = contents(upgraded.repository)
+    with pytest.raises(ManifestError, match=r"TensorRT 10\.13\.3.*TensorRT 10\.14\.1.*make build-engines"):
+        rollback(upgraded.repository, upgraded, None, print, machine=H200)
+    assert contents(upgraded.repository) == before
+    assert read_state(upgraded.repository) == Served(served=2, previous=1, lanes=(2,))
+
+
+def test_rollback_offline_leaves_out_the_lanes_that_the_older_tensorrt_cannot_load(upgraded: DeploySettings) -> None:
+    repository, lines = upgraded.repository, list[str]()
+    rollback(repository, upgraded, None, lines.append, machine=OLDER)
+    assert any("lanes of version 2 are left out of the next start" in line for line in lines)
+    assert read_state(repository) == Served(served=1, previous=2, lanes=(1,))
+    assert served_by_configs(repository) == {"encode": [1]} | {f"encoder_{length}": [1] for length in LENGTHS}
+    check_served(repository, OLDER)
+
+
 def damage(path: Path) -> None:
     """Change one byte, in a file of its own: the lanes share one."""
     data = bytearray(path.read_bytes())

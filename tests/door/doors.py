@@ -6,7 +6,6 @@ import http.client
 import json
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from clients.door.app import make_app
 from clients.door.command import server_config
 from clients.door.settings import DoorSettings
+from tests.tools.waiting import until
 
 
 @dataclass(frozen=True)
@@ -94,16 +94,8 @@ def running(triton: str, **settings: Any) -> Iterator[RunningDoor]:
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
         try:
-            wait_for(lambda: server.started)
+            assert until(lambda: server.started)
             yield RunningDoor(listener.getsockname()[1])
         finally:
             server.should_exit = True
             thread.join()
-
-
-def wait_for(true: Any, seconds: float = 10.0) -> None:
-    """Until it is."""
-    ends = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < ends, "it never came"
-        time.sleep(0.005)

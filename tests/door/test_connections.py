@@ -16,8 +16,9 @@ import pytest
 from clients.door.connection import Connection
 from clients.door.token_ids import MOST
 from tests.clients.fake_triton import FakeTriton
-from tests.door.doors import Reply, RunningDoor, running, wait_for
+from tests.door.doors import Reply, RunningDoor, running
 from tests.door.test_embeddings import small_tokenizer
+from tests.tools.waiting import until
 
 
 @contextmanager
@@ -117,14 +118,14 @@ def test_upgrade_to_another_protocol_is_not_taken(shared: tuple[RunningDoor, Fak
 
 
 def test_connection_is_cut_when_its_client_does_not_read(triton: FakeTriton, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Connection, "read_s", 0.2)
+    monkeypatch.setattr(Connection, "read_s", 1.0)  # longer than a busy machine lets a reader stand still
     triton.dim = lambda texts: 4096
     body = json.dumps({"input": ["a"] * 512}).encode()  # an answer of 20 MB: more than the sockets hold
     with running(triton.url, models="encode", head_timeout_s=0.5) as door:
         with connected(door) as connection:
             connection.sendall(request(body))
-            wait_for(lambda: door.metric("door_requests_total", status="200") == 1)
-            time.sleep(0.6)
+            assert until(lambda: door.metric("door_requests_total", status="200") == 1)
+            time.sleep(2.0)
             answer = read_to_end(connection)
             assert answer.startswith(b"HTTP/1.1 200")
             assert len(answer) < 20_000_000
@@ -204,10 +205,10 @@ def test_bodies_together_are_bounded_and_what_they_took_is_given_back(triton: Fa
     with running(triton.url, models="encode", max_body_bytes=2048, max_bodies_bytes=2048, retry_after_s=2) as door:
         with connected(door) as slow:
             slow.sendall(request(b"x" * 2000)[:-100])
-            wait_for(lambda: overloaded(door.embed("y" * 500)))
+            assert until(lambda: overloaded(door.embed("y" * 500)))
             reply = door.embed("y" * 500)
             assert (reply.status, reply.headers["retry-after"]) == (429, "2")
-        wait_for(lambda: door.embed("y" * 500).status == 200)
+        assert until(lambda: door.embed("y" * 500).status == 200)
         for _ in range(20):  # refused, answered, too large: nothing is kept of any of them
             assert door.call("POST", "/v1/embeddings", b"x" * 2000).status == 400
             assert door.call("POST", "/v1/embeddings", b"x" * 3000).status == 413

@@ -16,7 +16,8 @@ from tritonclient.grpc import service_pb2_grpc
 
 from builders.ports import free_ports
 from tests.clients.fake_triton import FakeTriton, vector
-from tests.door.doors import RunningDoor, running, wait_for
+from tests.door.doors import RunningDoor, running
+from tests.tools.waiting import until
 
 CODES = grpc.StatusCode
 
@@ -91,7 +92,7 @@ def test_deadline_ends_the_request_here_and_on_the_server(door: RunningDoor, tri
     assert time.monotonic() - began < 5
     assert triton.seen[0].remaining is not None
     assert triton.seen[0].remaining < 0.2
-    wait_for(lambda: triton.cancelled == 1)
+    assert until(lambda: triton.cancelled == 1)
 
 
 def test_setting_bounds_the_deadline_of_a_header(triton: FakeTriton) -> None:
@@ -111,10 +112,10 @@ def test_client_that_goes_away_cancels_its_requests_on_the_server(
     triton.delay = lambda texts: 10.0
     connection = http.client.HTTPConnection("127.0.0.1", door.port)
     connection.request("POST", "/v1/embeddings", json.dumps({"input": ["a"] * 64}))
-    wait_for(lambda: len(triton.seen) == 2)
+    assert until(lambda: len(triton.seen) == 2)
     connection.close()
-    wait_for(lambda: triton.cancelled == 2, 5)
-    wait_for(lambda: door.metric("door_requests_total", status="499") == 1)
+    assert until(lambda: triton.cancelled == 2, 5)
+    assert until(lambda: door.metric("door_requests_total", status="499") == 1)
     assert [one.door["status"] for one in caplog.records if one.message == "request"] == [499]  # type: ignore[attr-defined]
     assert door.metric("door_requests_in_flight") == 0
 
@@ -128,11 +129,13 @@ def test_server_that_is_not_there_is_unavailable_and_comes_back() -> None:
             assert (reply.status, reply.error["code"]) == (503, "server_unavailable")
         assert door.get("/health").status == 503
         assert door.get("/health/live").status == 200
+        assert door.get("/health/ready").status == 503
         server.add_insecure_port(f"127.0.0.1:{port}")
         server.start()
         try:
-            wait_for(lambda: door.embed().status == 200)
-            wait_for(lambda: door.get("/health").status == 200)
+            assert until(lambda: door.embed().status == 200)
+            assert until(lambda: door.get("/health").status == 200)
+            assert until(lambda: door.get("/health/ready").status == 200)
         finally:
             server.stop(0).wait()
         assert door.embed().error["code"] == "server_unavailable"

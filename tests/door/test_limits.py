@@ -21,7 +21,8 @@ from clients.door.limits import Bucket, RateLimits
 from clients.door.log import LOGGER, JsonLines
 from clients.errors import InvalidInput
 from tests.clients.fake_triton import FakeTriton
-from tests.door.doors import RunningDoor, running, wait_for
+from tests.door.doors import RunningDoor, running
+from tests.tools.waiting import until
 
 SECRET, OTHER = "a-secret-of-24-characters", "another-secret-of-theirs"
 HASHED = f"sha256:{hashlib.sha256(OTHER.encode()).hexdigest()}"
@@ -72,7 +73,7 @@ def test_connection_stays_usable_after_a_refusal_whose_body_was_not_read(locked:
 
 
 def test_health_and_metrics_need_no_key(locked: RunningDoor) -> None:
-    assert locked.get("/health").status == 200
+    assert [locked.get(f"/health{path}").status for path in ("", "/ready", "/live")] == [200] * 3
     assert locked.get("/metrics").status == 200
 
 
@@ -173,7 +174,7 @@ def test_more_requests_at_once_than_allowed_are_overload(triton: FakeTriton) -> 
         first: list[int] = []
         thread = threading.Thread(target=lambda: first.append(door.embed(X_Deadline_Ms="500").status))
         thread.start()
-        wait_for(lambda: triton.seen)
+        assert until(lambda: triton.seen)
         reply = door.embed()
         assert (reply.status, reply.error["code"], reply.headers["retry-after"]) == (429, "overloaded", "3")
         thread.join()

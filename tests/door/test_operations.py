@@ -10,10 +10,12 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
+from tritonclient.grpc import service_pb2
 from typer.testing import CliRunner
 
 from clients.cli import app
@@ -21,7 +23,9 @@ from clients.door.command import unknown_variables
 from clients.door.log import JsonLines
 from clients.door.settings import DoorSettings
 from tests.clients.fake_triton import FakeTriton, serve
-from tests.door.doors import RunningDoor, running, wait_for
+from tests.door.conftest import MODELS
+from tests.door.doors import RunningDoor, running
+from tests.tools.waiting import until
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -30,16 +34,56 @@ def test_health_follows_the_models(door: RunningDoor, triton: FakeTriton) -> Non
     reply = door.get("/health")
     assert (reply.status, reply.json["status"], set(reply.json["models"].values())) == (200, "ready", {True})
     triton.ready = False
-    wait_for(lambda: door.get("/health").status == 503)
+    assert until(lambda: door.get("/health").status == 503)
     assert door.get("/health").json["models"]["encode"] is False
     assert door.metric("door_model_ready", model="encode") == 0
+
+
+def test_one_ill_model_leaves_the_door_ready_and_is_told_by_the_metrics_unasked() -> None:
+    with serve() as triton, running(triton.url, models=MODELS, refresh_s=0.05) as door:
+        known = triton.reply
+
+        def answer(kind: str, name: str = "", version: str = "") -> Any:
+            ill = kind == "ready" and name == "encode_topics"
+            return service_pb2.ModelReadyResponse(ready=False) if ill else known(kind, name, version)
+
+        triton.reply = answer  # type: ignore[method-assign]
+        assert until(lambda: door.get("/metrics").body.count(b"door_model_ready{") == len(MODELS.split(",")))
+        assert until(lambda: door.metric("door_model_ready", model="encode_topics") == 0)
+        assert door.metric("door_model_ready", model="encode") == 1
+        assert door.get("/health").status == 503
+        reply = door.get("/health/ready")
+        assert (reply.status, reply.json) == (200, {"status": "ready"})
+        assert door.embed().status == 200
+
+
+def test_one_server_of_several_that_answers_nothing_leaves_the_door_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clients.door.catalog._KEPT_S", 0.0)
+    with serve() as triton, serve() as silent:
+        over = threading.Event()
+        known = silent.reply
+
+        def answer(kind: str, name: str = "", version: str = "") -> Any:
+            over.wait(20.0)
+            return known(kind, name, version)
+
+        silent.reply = answer  # type: ignore[method-assign]
+        try:
+            with running(f"ipv4:///{triton.url},{silent.url}", models="encode") as door:
+                # Until the door is connected with both.
+                assert until(lambda: door.get("/health/ready").status == 200)
+                began = time.monotonic()
+                assert [door.get("/health/ready").status for _ in range(6)] == [200] * 6
+                assert time.monotonic() - began < 2.0
+        finally:
+            over.set()
 
 
 def test_several_servers_behind_one_address_are_called_in_turn() -> None:
     with serve() as one, serve() as other:
         servers = ",".join(fake.url for fake in (one, other))
         with running(f"ipv4:///{servers}", models="encode") as door:
-            wait_for(lambda: door.embed().status == 200 and one.seen and other.seen)
+            assert until(lambda: door.embed().status == 200 and one.seen and other.seen)
             before = len(one.seen), len(other.seen)
             assert [door.embed().status for _ in range(10)] == [200] * 10
             assert (len(one.seen) - before[0], len(other.seen) - before[1]) == (5, 5)
@@ -47,7 +91,7 @@ def test_several_servers_behind_one_address_are_called_in_turn() -> None:
 
 def test_models_are_those_the_server_has_loaded_when_none_are_named(triton: FakeTriton) -> None:
     with running(triton.url) as door:
-        wait_for(lambda: door.get("/v1/models").json["data"])
+        assert until(lambda: door.get("/v1/models").json["data"])
         (model,) = door.get("/v1/models").json["data"]
         assert (model["id"], model["object"], model["task"], model["size"]) == ("encode", "model", "embedding", 8)
         assert door.get("/v1/models/encode").json == model
@@ -71,7 +115,7 @@ def test_model_that_is_not_loaded_is_unavailable_and_an_unknown_one_is_not_found
         assert door.post("/v1/embeddings", {**body, "model": "late"}).status == 502
         assert door.post("/v1/embeddings", {**body, "model": "other"}).status == 404
         monkeypatch.undo()
-        wait_for(lambda: door.post("/v1/embeddings", {**body, "model": "late"}).status == 200)
+        assert until(lambda: door.post("/v1/embeddings", {**body, "model": "late"}).status == 200)
 
 
 def test_unknown_path_and_method_are_refused_in_openais_form(door: RunningDoor) -> None:
@@ -184,7 +228,7 @@ def test_command_serves_logs_in_json_and_lets_a_request_end_when_it_is_stopped(t
         statuses: list[int] = []
         thread = threading.Thread(target=lambda: statuses.append(RunningDoor(port).embed().status))
         thread.start()
-        wait_for(lambda: triton.seen)
+        assert until(lambda: triton.seen)
         process.send_signal(signal.SIGTERM)
         thread.join()
         assert statuses == [200]

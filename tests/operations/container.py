@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -83,23 +82,6 @@ class Container:
         return self.process.wait(timeout)
 
 
-def free_port() -> int:
-    """A port of this machine that nobody listens on now."""
-    with closing(socket.socket()) as holder:
-        holder.bind(("127.0.0.1", 0))
-        return int(holder.getsockname()[1])
-
-
-def until(holds: Callable[[], object], timeout_s: float = 20.0) -> bool:
-    """Whether something comes to hold in time."""
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        if holds():
-            return True
-        time.sleep(0.2)
-    return False
-
-
 @contextmanager
 def container(
     repository: Path, service: str = "triton-cpu", *, environment: Mapping[str, str] | None = None
@@ -111,7 +93,7 @@ def container(
     folder = Path(tempfile.mkdtemp(prefix="lanes-container-"))
     key = folder / "control_key"
     key.write_text("=".join(KEY) + "\n", encoding="utf-8")
-    ports, install, health_port = free_ports(), locate_triton(), free_port()
+    ports, install, health_port = free_ports(), locate_triton(), free_ports().http
     run = install.lay_out(folder)
     given = {"CONTROL_KEY_FILE": str(key), "HEALTH_PORT": str(health_port), **(environment or {})}
     values = install.environment(run, {**os.environ, **given})

@@ -12,9 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.operations.container import compose, free_port, until
+from builders.ports import free_ports
+from tests.operations.container import compose
 from tests.operations.test_image import tool
 from tests.tools.repositories import ROOT
+from tests.tools.waiting import until
 
 
 class Prometheus:
@@ -57,7 +59,7 @@ def running_prometheus(folder: Path, targets: Mapping[str, int]) -> Iterator[Pro
         folder: its own.
         targets: file below targets/ and the one port of 127.0.0.1 it names.
     """
-    port = free_port()
+    port = free_ports().http
     shutil.copytree(ROOT / "deploy" / "prometheus", folder / "etc")
     for name, target in {**targets, "prometheus.yml": port}.items():
         (folder / "etc" / "targets" / name).write_text(f'- targets: ["127.0.0.1:{target}"]\n', encoding="utf-8")

@@ -59,7 +59,7 @@ def test_every_alert_is_shown_to_fire_and_to_stay_silent(alert: str) -> None:
     assert firing
     assert len(mine) > len(firing)
     # What people read, with its labels filled in.
-    for (one,) in firing:
+    for one in (one for alerts in firing for one in alerts):
         assert one["exp_annotations"]["summary"]
         assert not re.search(r"<|\{\{|error|%!|  | on $| of ,", one["exp_annotations"]["summary"])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from tests.operations.test_container import free_port
+from builders.ports import free_ports
 from tests.operations.test_dashboard import GRAFANA, queries
 
 sys.path.insert(0, str(GRAFANA))
@@ -19,7 +19,7 @@ def test_every_query_of_the_dashboard_is_asked_with_its_variables_filled_in() ->
 
 
 def test_it_says_so_and_fails_when_no_prometheus_answers() -> None:
-    command = [sys.executable, str(GRAFANA / "ask.py"), f"http://127.0.0.1:{free_port()}"]
+    command = [sys.executable, str(GRAFANA / "ask.py"), f"http://127.0.0.1:{free_ports().http}"]
     run = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert (run.returncode, run.stdout) == (1, "")
     assert "does not answer as Prometheus does" in run.stderr

@@ -26,12 +26,14 @@ from tritonclient.utils import InferenceServerException
 from builders.control import ModelControl
 from builders.errors import RestrictedError
 from tests.operations.conftest import PATIENT, Watched
-from tests.operations.container import DOCKER, KEY, Container, compose, container, free_port, script, until
+from tests.operations.container import DOCKER, KEY, Container, compose, container, script
 from tests.operations.prometheus import Prometheus
+from tests.operations.proxy import Proxy, name_server, running_proxy
 from tests.operations.test_image import tool
 from tests.operations.test_kubernetes import adapter_rule
 from tests.tools.load import Call, open_loop, text_input
 from tests.tools.repositories import ROOT, timed_repository
+from tests.tools.waiting import until
 
 SMALL: dict[str, Any] = {"buckets": [32, 64], "model": {"max_tokens": 64}, "entry": PATIENT}
 
@@ -48,48 +50,10 @@ def slow_lanes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def proxy(server: Container, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, int, Path, Path]]:
-    """nginx from apt with the service's configuration; its HTTP and gRPC ports, the certificate and the log."""
-    folder = tmp_path_factory.mktemp("proxy")
-    # nginx's workers are another user.
-    for parent in (folder, folder.parent):
-        parent.chmod(0o755)
-    shutil.copytree(ROOT / "deploy" / "proxy", folder / "etc")
-    certificate, key = folder / "certificate.pem", folder / "key.pem"
-    command = [
-        *(tool("openssl", "openssl (apt)"), "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
-        *("-nodes", "-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"),
-        *("-keyout", str(key), "-out", str(certificate)),
-    ]
-    subprocess.run(command, check=True, capture_output=True)
-    ports = {"http": free_port(), "grpc": free_port()}
-    for name, was in (("http", 8443), ("grpc", 8444)):
-        place = folder / "etc" / f"{name}_listen.conf"
-        text = place.read_text(encoding="utf-8").replace(f"listen {was}", f"listen 127.0.0.1:{ports[name]}")
-        text = text.replace("/run/secrets/tls_certificate", str(certificate)).replace("/run/secrets/tls_key", str(key))
-        place.write_text(text, encoding="utf-8")
-    upstreams = folder / "etc" / "upstreams.conf"
-    text = upstreams.read_text(encoding="utf-8")
-    text = text.replace("triton:8000", f"127.0.0.1:{server.ports.http}")
-    upstreams.write_text(text.replace("triton:8001", f"127.0.0.1:{server.ports.grpc}"), encoding="utf-8")
-    given = [str(word) for word in compose()["services"]["proxy"]["command"]]
-    words = [word.replace("/etc/lanes", str(folder / "etc")) for word in given]
-    words = [str(folder) if word == "/tmp" else word for word in words]  # noqa: S108
-    log = folder / "log"
-    with log.open("wb") as output:
-        process = subprocess.Popen([tool("nginx", "nginx-light (apt)"), *words[1:]], stdout=output, stderr=output)
-    try:
-        for port in ports.values():
-            assert until(lambda port=port: answers(port)), log.read_text(encoding="utf-8")
-        yield ports["http"], ports["grpc"], certificate, log
-    finally:
-        process.terminate()
-        process.wait(10)
-
-
-def answers(port: int) -> bool:
-    with closing(socket.socket()) as caller:
-        return caller.connect_ex(("127.0.0.1", port)) == 0
+def proxy(server: Container, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
+    """nginx with the service's configuration, in front of the server."""
+    with name_server() as names, running_proxy(tmp_path_factory.mktemp("proxy"), server.ports, names.at) as found:
+        yield found
 
 
 def request_body(text: str) -> str:
@@ -204,12 +168,9 @@ def test_a_model_that_changes_over_is_not_taken_for_a_dead_one(server: Container
     assert [look for look in looks if look] == []
 
 
-def test_the_proxy_gives_tls_to_http_and_closes_what_changes_the_server(
-    server: Container, proxy: tuple[int, int, Path, Path]
-) -> None:
-    port, _, certificate, log = proxy
+def test_the_proxy_gives_tls_to_http_and_closes_what_changes_the_server(server: Container, proxy: Proxy) -> None:
     connection = http.client.HTTPSConnection(
-        "localhost", port, context=ssl.create_default_context(cafile=str(certificate)), timeout=10
+        "localhost", proxy.http, context=ssl.create_default_context(cafile=str(proxy.certificate)), timeout=10
     )
 
     def ask(method: str, path: str, body: str | None = None) -> tuple[int, bytes]:
@@ -225,16 +186,15 @@ def test_the_proxy_gives_tls_to_http_and_closes_what_changes_the_server(
         assert ask("POST", path, "{}")[0] == 404, path
     assert ask("POST", "/v2/models/encode/trace/setting", "{}")[0] == 404
     assert ask("POST", "/v2/models/encode/infer", "x" * (5 << 20))[0] == 413
-    lines = [line for line in log.read_text(encoding="utf-8").splitlines() if line.startswith("{")]
+    lines = [line for line in proxy.log.read_text(encoding="utf-8").splitlines() if line.startswith("{")]
     assert json.loads(lines[0])["status"] == 200
-    assert "customer" not in log.read_text(encoding="utf-8")
+    assert "customer" not in proxy.log.read_text(encoding="utf-8")
 
 
-def test_the_proxy_gives_tls_to_grpc_and_closes_what_changes_the_server(
-    server: Container, proxy: tuple[int, int, Path, Path]
-) -> None:
-    _, port, certificate, _ = proxy
-    with triton.InferenceServerClient(f"localhost:{port}", ssl=True, root_certificates=str(certificate)) as client:
+def test_the_proxy_gives_tls_to_grpc_and_closes_what_changes_the_server(server: Container, proxy: Proxy) -> None:
+    with triton.InferenceServerClient(
+        f"localhost:{proxy.grpc}", ssl=True, root_certificates=str(proxy.certificate)
+    ) as client:
         result = client.infer("encode", [text_input(["over TLS"])], priority=1)
         assert result.as_numpy("EMBEDDING").shape == (1, 384)
         with pytest.raises(InferenceServerException, match="not offered here"):

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.operations.container import until
 from tests.operations.guide import (
     GUIDE,
     RUN,
@@ -33,6 +32,7 @@ from tests.operations.metric_names import NAMES, RECORDED, names_in
 from tests.operations.test_alerts import promtool
 from tests.operations.workplace import Workplace
 from tests.tools.repositories import ROOT
+from tests.tools.waiting import until
 
 TEXT = GUIDE.read_text(encoding="utf-8")
 BLOCKS = read_blocks(TEXT)

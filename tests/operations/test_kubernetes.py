@@ -225,7 +225,7 @@ def test_the_door_reaches_every_server_through_both_network_policies() -> None:
 def test_the_doors_probes_ask_paths_it_has_and_only_readiness_asks_the_servers() -> None:
     container = container_of(one("door", "Deployment"))
     asked = {name: container[f"{name}Probe"]["httpGet"]["path"] for name in ("startup", "liveness", "readiness")}
-    assert asked == {"startup": "/health/live", "liveness": "/health/live", "readiness": "/health"}
+    assert asked == {"startup": "/health/live", "liveness": "/health/live", "readiness": "/health/ready"}
     paths = {getattr(route, "path", "") for route in make_app(DoorSettings()).routes}
     assert set(asked.values()) <= paths
     assert one("door", "Deployment")["spec"]["template"]["metadata"]["annotations"]["prometheus.io/path"] in paths

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from tests.operations.conftest import Watched
-from tests.operations.container import until
 from tests.operations.prometheus import Prometheus
 from tests.operations.test_dashboard import queries
 from tests.tools.load import Call, open_loop
+from tests.tools.waiting import until
 
 #: Series that no CPU has, that only a door has, and that are there during a trial alone.
 _ELSEWHERE = ("nv_gpu_", "encoder_lanes_engine_", "encoder_lanes:gpu", "door_", "encoder_lanes_candidate_seconds")

@@ -25,9 +25,10 @@ from tests.builders.test_serve import printed_until, serving
 from tests.builders.test_server import tiny_repository
 from tests.operations.collector import collector
 from tests.operations.conftest import Watched
-from tests.operations.container import compose, script, until
+from tests.operations.container import compose, script
 from tests.tools.load import text_input
 from tests.tools.repositories import ROOT
+from tests.tools.waiting import until
 
 SHORT, LONG = "How far is the moon?", "moon " * 50
 tracing, logs = script("tracing"), script("logs")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -119,13 +118,3 @@ class Mailbox:
         with self._changed:
             assert self._changed.wait_for(lambda: len(self.sent) >= count, PATIENCE_S), f"{len(self.sent)} of {count}"
         return self.sent
-
-
-def eventually(condition: Callable[[], bool]) -> bool:
-    """Wait until something is so."""
-    end = time.monotonic() + PATIENCE_S
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.001)
-    return True

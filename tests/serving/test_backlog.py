@@ -12,7 +12,7 @@ import pytest
 
 from builders.serving.entry.backlog import HOLD_S, BacklogWatch, PendingCount, pending
 from builders.serving.entry.config import DegradeConfig
-from tests.serving.parts import eventually
+from tests.tools.waiting import until
 
 # A lost wake-up shows as a hang.
 pytestmark = pytest.mark.timeout(60)
@@ -119,13 +119,13 @@ def test_nothing_read_before_the_first_batch_nor_long_after_the_last(monkeypatch
     time.sleep(0.1)
     assert server.reads == 0
     watch.busy()
-    assert eventually(lambda: server.reads >= 3)
+    assert until(lambda: server.reads >= 3)
     time.sleep(0.3)
     before = server.reads
     time.sleep(0.2)
     assert server.reads == before
     watch.busy()
-    assert eventually(lambda: server.reads > before)
+    assert until(lambda: server.reads > before)
     watch.close()
 
 
@@ -136,9 +136,9 @@ def test_looks_go_on_until_batches_are_normal_when_the_entry_falls_idle(monkeypa
     watch = server.watch(time.monotonic)
     watch.start()
     watch.busy()
-    assert eventually(lambda: watch.batch == 4)
+    assert until(lambda: watch.batch == 4)
     server.waiting = 0
-    assert eventually(lambda: watch.batch is None)
+    assert until(lambda: watch.batch is None)
     watch.close()
 
 

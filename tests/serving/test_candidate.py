@@ -13,7 +13,7 @@ from builders.serving.entry.candidate import LONGEST_S, CandidateWatch, Lease, r
 from builders.serving.entry.trial import Trial
 from builders.state import Candidate, Served, write_state
 from builders.state import state_file as name_of_state_file
-from tests.serving.parts import eventually
+from tests.tools.waiting import until
 
 NOW = 1_800_000_000.0
 
@@ -199,10 +199,10 @@ def test_thread_follows_the_file(tmp_path: Path) -> None:
     site = Site(tmp_path)
     site.watch.start()
     site.write()
-    assert eventually(lambda: site.watch.trial is not None)
+    assert until(lambda: site.watch.trial is not None)
     state = json.loads((tmp_path / ".served.json").read_text())
     del state["entries"]["encode"]["candidate"]
     (tmp_path / "new").write_text(json.dumps(state))
     os.replace(tmp_path / "new", tmp_path / ".served.json")
-    assert eventually(lambda: site.opened[0].closed)
+    assert until(lambda: site.opened[0].closed)
     site.watch.close()

@@ -21,7 +21,8 @@ from builders.serving.entry.errors import LaneError
 from builders.serving.entry.group import LaneInputs, Row
 from builders.serving.entry.metrics import Tally
 from builders.serving.entry.ticket import Ticket
-from tests.serving.parts import DIM, PATIENCE_S, Mailbox, config, eventually, expected, lane, route, ticket, vectors
+from tests.serving.parts import DIM, PATIENCE_S, Mailbox, config, expected, lane, route, ticket, vectors
+from tests.tools.waiting import until
 
 SHORT, MIDDLE, LATE, LATER, LONG, LONGER = (
     route(4, "together", 3),
@@ -338,7 +339,7 @@ def test_at_most_late_bound_batches_with_late_groups_in_flight(
     waiting = run_beside(dispatcher, [ticket(16)], mailbox)
     waiting.join(0.1)
     assert waiting.is_alive(), "a batch above the bound was let in"
-    assert eventually(lambda: lanes.calls[16] >= 2 * bound)
+    assert until(lambda: lanes.calls[16] >= 2 * bound)
     assert lanes.calls[16] == 2 * bound
     gate.set()
     waiting.join(PATIENCE_S)
@@ -425,7 +426,7 @@ def test_waiting_long_texts_refused_when_closed(
     dispatcher = Dispatcher(config(*ALL), lanes)
     running, waiting = ticket(32), ticket(32)
     run(dispatcher, [running], mailbox)
-    assert eventually(lambda: lanes.calls[32] == 1)
+    assert until(lambda: lanes.calls[32] == 1)
     run(dispatcher, [waiting], mailbox)
     closing = threading.Thread(target=dispatcher.close, daemon=True)
     closing.start()
@@ -458,7 +459,7 @@ def test_rows_of_a_cancelled_request_dropped_before_the_lane(
 ) -> None:
     gone, kept = ticket(length, length, cancelled=lambda: True), ticket(length)
     run(make(), [gone, kept], mailbox)
-    assert eventually(lambda: is_done(gone) and is_done(kept))
+    assert until(lambda: is_done(gone) and is_done(kept))
     assert lanes.marks == [kept.tokens[0].ids[0]]
     assert gone.refusal
     assert gone.refusal.kind == "cancelled"
@@ -474,7 +475,7 @@ def test_lane_not_called_when_all_its_requests_are_cancelled(
 ) -> None:
     gone = [ticket(length, cancelled=lambda: True) for _ in range(7)]
     run(make(), gone, mailbox)
-    assert eventually(lambda: all(is_done(own) for own in gone))
+    assert until(lambda: all(is_done(own) for own in gone))
     assert not lanes.calls
 
 
@@ -484,7 +485,7 @@ def test_long_text_cancelled_while_it_waits_never_computed(
     gate, left = lanes.hold(LONG), threading.Event()
     dispatcher = make()
     run(dispatcher, [ticket(32)], mailbox)
-    assert eventually(lambda: lanes.calls[32] == 1)
+    assert until(lambda: lanes.calls[32] == 1)
     gone = ticket(32, cancelled=left.is_set)
     run(dispatcher, [gone], mailbox)
     left.set()
@@ -511,7 +512,7 @@ def test_long_lane_works_on_when_sending_an_answer_fails(
     routed = dispatcher.route([broken])
     broken.send = no_client
     dispatcher.run(routed)
-    assert eventually(lambda: is_done(broken))
+    assert until(lambda: is_done(broken))
     run(dispatcher, [next_one], mailbox)
     time.sleep(0.2)
     assert mailbox.sent == [next_one]
@@ -661,7 +662,7 @@ def test_gauges_tell_what_is_in_flight_and_held(
     gate = lanes.hold(LONG)
     dispatcher = make(long_bound=10)
     run(dispatcher, [ticket(30, 31, 32, 29)], mailbox)
-    assert eventually(lambda: lanes.calls[LONG.length] == 1)
+    assert until(lambda: lanes.calls[LONG.length] == 1)
     run(dispatcher, [ticket(48, level="interactive")], mailbox)
 
     def gauges() -> dict[tuple[str, tuple[str, ...]], float]:
@@ -675,4 +676,4 @@ def test_gauges_tell_what_is_in_flight_and_held(
     assert held["in_flight_texts", ("long", "32")] == 3
     gate.set()
     mailbox.expect(2)
-    assert eventually(lambda: not any(v for (name, _), v in gauges().items() if "bound" not in name))
+    assert until(lambda: not any(v for (name, _), v in gauges().items() if "bound" not in name))

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from builders.serving.ensemble.lastrow import LastRow
-from tests.serving.parts import eventually
+from builders.serving.entry.lastrow import LastRow
+from tests.tools.waiting import until
 
 # A lost wake-up shows as a hang.
 pytestmark = pytest.mark.timeout(60)
@@ -56,8 +56,8 @@ def waking(queue: Queue) -> Iterator[LastRow]:
 
 def test_queue_woken_until_it_is_empty_when_work_was_sent(queue: Queue, waking: LastRow) -> None:
     queue.batches = 12
-    waking.sent()
-    assert eventually(lambda: queue.rows == 1)
+    waking.quiet()
+    assert until(lambda: queue.rows == 1)
     assert queue.batches == 0
     assert queue.wakes >= 12
 
@@ -69,20 +69,20 @@ def test_nothing_sent_when_nothing_was_tokenised(queue: Queue, waking: LastRow) 
 
 def test_one_row_a_spell_when_work_comes_without_a_pause(queue: Queue, waking: LastRow) -> None:
     for _ in range(20):
-        waking.sent()
-    assert eventually(lambda: queue.rows == 1)
+        waking.quiet()
+    assert until(lambda: queue.rows == 1)
     time.sleep(5 * QUIET_S)
     assert queue.rows == 1
-    waking.sent()
-    assert eventually(lambda: queue.rows == 2)
+    waking.quiet()
+    assert until(lambda: queue.rows == 2)
 
 
 def test_next_spell_still_woken_when_a_wake_up_failed(queue: Queue, waking: LastRow) -> None:
     queue.broken, queue.batches = True, 3
-    waking.sent()
-    assert eventually(lambda: queue.rows == 1)
+    waking.quiet()
+    assert until(lambda: queue.rows == 1)
     assert all(str(error) == "broken" for error in queue.errors)
     assert len(queue.errors) >= 3
     queue.broken, queue.batches = False, 2
-    waking.sent()
-    assert eventually(lambda: queue.rows == 2)
+    waking.quiet()
+    assert until(lambda: queue.rows == 2)

@@ -14,7 +14,8 @@ from builders.serving.entry.config import BucketRoute, Level
 from builders.serving.entry.group import Group, Row
 from builders.serving.entry.longlane import LongLane, LongRules
 from builders.serving.entry.ticket import Ticket
-from tests.serving.parts import PAD, PATIENCE_S, Mailbox, eventually, expected, lane, route, ticket, vectors
+from tests.serving.parts import PAD, PATIENCE_S, Mailbox, expected, lane, route, ticket, vectors
+from tests.tools.waiting import until
 
 # A lost wake-up or answer shows as a hang.
 pytestmark = pytest.mark.timeout(60)
@@ -99,7 +100,7 @@ def test_text_answered_and_nothing_held_afterwards(run: Lane, lanes: list[LongLa
     run.gate.set()
     assert mailbox.expect(1) == [own]
     assert (vectors(own) == expected(own, [LONG])).all()
-    assert eventually(lambda: long.held == 0)
+    assert until(lambda: long.held == 0)
 
 
 def test_request_refused_as_a_whole_when_its_texts_pass_the_bound(run: Lane, lanes: list[LongLane]) -> None:
@@ -118,7 +119,7 @@ def test_request_refused_as_a_whole_when_its_texts_pass_the_bound(run: Lane, lan
     assert long.offer(texts(late(1, mailbox))) is not None
     run.gate.set()
     mailbox.expect(2)
-    assert eventually(lambda: long.held == 0)
+    assert until(lambda: long.held == 0)
     assert sum(len(group.rows) for group in run.groups) == 5
 
 
@@ -138,7 +139,7 @@ def test_bound_free_again_after_the_texts_were_answered(run: Lane, lanes: list[L
     for number in range(1, 6):
         assert long.offer(texts(late(3, mailbox))) is None
         mailbox.expect(number)
-        assert eventually(lambda: long.held == 0)
+        assert until(lambda: long.held == 0)
 
 
 def test_running_texts_count_against_the_bound(run: Lane, lanes: list[LongLane]) -> None:
@@ -207,7 +208,7 @@ def test_every_ticket_answered_once_when_16_threads_offer(lanes: list[LongLane],
         thread.join(PATIENCE_S)
     assert len(taken) + len(refused) == 320
     mailbox.expect(len(taken))
-    assert eventually(lambda: long.held == 0)
+    assert until(lambda: long.held == 0)
     assert sorted(map(id, mailbox.sent)) == sorted(map(id, taken))
     assert all(len(group.rows) <= group.route.batch for group in run.groups)
 
@@ -335,7 +336,7 @@ def test_background_holds_half_the_bound_and_interactive_all_of_it(run: Lane, la
     assert (long.held_by("background"), long.held_by("interactive"), long.held) == (4, 4, 8)
     run.gate.set()
     mailbox.expect(5)
-    assert eventually(lambda: long.held == 0)
+    assert until(lambda: long.held == 0)
 
 
 def test_interactive_fills_the_whole_bound_when_it_is_alone(run: Lane, lanes: list[LongLane]) -> None:
@@ -349,7 +350,7 @@ def test_background_request_larger_than_half_taken_only_when_it_is_alone(run: La
     assert long.offer(texts(late(1, mailbox, level="background"))) is not None
     run.gate.set()
     mailbox.expect(1)
-    assert eventually(lambda: long.held == 0)
+    assert until(lambda: long.held == 0)
     assert long.offer(texts(late(9, mailbox, level="background"))) is not None, "more than the bound is never taken"
 
 
@@ -408,13 +409,13 @@ def test_request_answered_once_when_a_part_of_it_expires_and_a_part_runs(run: La
     own = late(5, mailbox)
     long.offer(texts(own))  # three run, two wait
     run.wait_for_a_group()
-    assert eventually(lambda: long.held == 3)
+    assert until(lambda: long.held == 3)
     assert not mailbox.sent, "a lane still works on it"
     run.gate.set()
     assert mailbox.expect(1) == [own]
     assert own.refusal
     assert own.refusal.kind == "timeout"
-    assert eventually(lambda: long.held == 0)
+    assert until(lambda: long.held == 0)
 
 
 def test_cancelled_text_not_computed_when_its_client_left_while_it_waited(lanes: list[LongLane]) -> None:

@@ -24,8 +24,9 @@ from builders.serving.entry.metrics import (
     Sample,
     Tally,
 )
-from tests.serving.parts import config, eventually, route
+from tests.serving.parts import config, route
 from tests.serving.test_ticket import together
+from tests.tools.waiting import until
 
 # A lost wake-up shows as a hang.
 pytestmark = pytest.mark.timeout(60)
@@ -137,7 +138,7 @@ def test_counts_of_16_threads_add_up_and_only_one_thread_tells_them(triton: Trit
 
     together(work)
     batches, texts = triton.metric(BATCHES.name), triton.metric(TEXTS.name, lane="long", bucket="32")
-    assert eventually(lambda: (batches.value, texts.value) == (1600, 1200))
+    assert until(lambda: (batches.value, texts.value) == (1600, 1200))
     assert Metric.most == 1
     assert batches.threads == texts.threads == {"metrics"}
     assert batches.changes < 100, "many counts are one message"
@@ -157,7 +158,7 @@ def test_last_count_and_the_gauge_behind_it_told_soon_after_the_work(triton: Tri
     triton.tally.add(BATCHES)
     triton.gauges = [(DEGRADED.name, (), 0.0)]
     gauge = triton.metric(DEGRADED.name, instance="encode_0_1")
-    assert eventually(lambda: triton.metric(BATCHES.name).value == 1 and gauge.value == 0)
+    assert until(lambda: triton.metric(BATCHES.name).value == 1 and gauge.value == 0)
 
 
 def test_nothing_told_while_nothing_happens(triton: Triton, publisher: Publisher) -> None:
@@ -169,7 +170,7 @@ def test_nothing_told_while_nothing_happens(triton: Triton, publisher: Publisher
 
     publisher._gauges = gauges
     triton.tally.add(BATCHES)
-    assert eventually(lambda: len(asked) >= 1)
+    assert until(lambda: len(asked) >= 1)
     time.sleep(0.1)
     before = len(asked)
     time.sleep(0.3)
@@ -181,10 +182,10 @@ def test_error_told_and_the_next_count_all_the_same(triton: Triton, publisher: P
     metric = triton.metric(BATCHES.name)
     whole, metric.increment = metric.increment, lambda number: (_ for _ in ()).throw(broken)  # type: ignore[method-assign,assignment]
     triton.tally.add(BATCHES)
-    assert eventually(lambda: triton.errors == [broken])
+    assert until(lambda: triton.errors == [broken])
     metric.increment = whole  # type: ignore[method-assign]
     triton.tally.add(BATCHES, 5)
-    assert eventually(lambda: metric.value == 5)
+    assert until(lambda: metric.value == 5)
 
 
 def test_families_kept_alive_by_the_publisher(triton: Triton) -> None:
@@ -227,9 +228,9 @@ def test_counts_told_before_the_interval_is_over_when_they_are_hurried(triton: T
     try:
         triton.tally.add(BATCHES)
         slow.hurry()
-        assert eventually(lambda: triton.metric(BATCHES.name).value == 1)
+        assert until(lambda: triton.metric(BATCHES.name).value == 1)
         triton.tally.add(BATCHES)
         slow.hurry()
-        assert eventually(lambda: triton.metric(BATCHES.name).value == 2)
+        assert until(lambda: triton.metric(BATCHES.name).value == 2)
     finally:
         slow.close()

@@ -19,7 +19,8 @@ from builders.serving.entry.group import LaneInputs
 from builders.serving.entry.metrics import CANDIDATE_REQUESTS, CANDIDATE_SECONDS, Tally
 from builders.serving.entry.tokenise import Tokeniser
 from builders.serving.entry.trial import EDGES, Answer, Arm, Asked, Trial, place_of
-from tests.serving.parts import DIM, PATIENCE_S, config, eventually, route
+from tests.serving.parts import DIM, PATIENCE_S, config, route
+from tests.tools.waiting import until
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -59,14 +60,14 @@ class Client:
     @property
     def version(self) -> float:
         """The version that answered."""
-        assert eventually(lambda: bool(self.answers))
+        assert until(lambda: bool(self.answers))
         (answer,) = self.answers
         assert isinstance(answer, dict), answer
         return float(answer["EMBEDDING"][0, 0])
 
     @property
     def refusal(self) -> Refusal:
-        assert eventually(lambda: bool(self.answers))
+        assert until(lambda: bool(self.answers))
         (answer,) = self.answers
         assert isinstance(answer, Refusal)
         return answer
@@ -103,7 +104,7 @@ def site(minilm_tokenizer: Path) -> Iterator[Site]:
     made = Site(minilm_tokenizer)
     yield made
     made.candidate.free.set()
-    assert eventually(lambda: made.trial.idle)
+    assert until(lambda: made.trial.idle)
     made.trial.close()
     made.dispatcher.close()
 
@@ -143,7 +144,7 @@ def test_served_version_answers_when_the_candidate_is_late_and_the_late_answer_i
     assert client.version == SERVED
     assert not site.trial.idle
     site.candidate.free.set()
-    assert eventually(lambda: site.trial.idle)
+    assert until(lambda: site.trial.idle)
     assert client.version == SERVED
     assert site.counted() == {("candidate", "late"): 1}
 
@@ -168,7 +169,7 @@ def test_refusal_of_what_the_served_version_takes_is_the_candidates_failure(mini
     site = Site(minilm_tokenizer, strict)
     assert site.send("candidate", Client()).version == SERVED
     assert site.counted() == {("candidate", "failed"): 1}
-    assert eventually(lambda: site.trial.idle)
+    assert until(lambda: site.trial.idle)
     site.trial.close()
     site.dispatcher.close()
 
@@ -200,7 +201,7 @@ def test_request_left_to_its_batch_when_an_arm_is_full(site: Site) -> None:
     assert [client.version for client in clients] == [SERVED] * len(clients)
     assert site.counted() == {("candidate", "late"): len(clients), ("candidate", "skipped"): 2}
     site.candidate.free.set()
-    assert eventually(lambda: site.trial.takes(name) is not None)
+    assert until(lambda: site.trial.takes(name) is not None)
 
 
 def test_bug_in_an_arm_costs_an_error_and_nobody_waits_for_ever(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +220,7 @@ def test_request_answered_all_the_same_when_the_trial_was_closed_meanwhile(minil
     site.trial.close()
     assert site.send("candidate", Client(), text).version in (SERVED, CANDIDATE)
     assert site.send("control", Client(), text).version == SERVED
-    assert eventually(lambda: site.trial.idle)
+    assert until(lambda: site.trial.idle)
     site.dispatcher.close()
 
 
@@ -227,7 +228,7 @@ def test_trial_is_never_idle_while_a_request_is_handed_from_one_arm_to_the_other
     site.candidate.error = LaneError("failed", "planted")
     site.served.free.clear()
     client = site.send("candidate", Client())
-    assert eventually(lambda: site.arms["control"].under_way == 1)
+    assert until(lambda: site.arms["control"].under_way == 1)
     assert not site.trial.idle
     site.served.free.set()
     assert client.version == SERVED
@@ -239,7 +240,7 @@ def test_times_counted_as_a_histogram_has_them(site: Site) -> None:
     site.now = 0.0205
     site.candidate.free.set()
     assert client.version == CANDIDATE
-    assert eventually(lambda: site.trial.idle)
+    assert until(lambda: site.trial.idle)
     within = {
         labels[1]: number for (name, labels), number in site.tally.taken().items() if name == CANDIDATE_SECONDS.name
     }

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from builders.serving.entry.wakeup import WakeUp
-from tests.serving.parts import PATIENCE_S, eventually
+from tests.serving.parts import PATIENCE_S
+from tests.tools.waiting import until
 
 # A lost wake-up or answer shows as a hang.
 pytestmark = pytest.mark.timeout(60)
@@ -51,7 +52,7 @@ def test_sent_once_per_quiet_spell_when_it_is_rejected(wakeup: WakeUp, queue: Qu
     for spell in range(1, 4):
         wakeup.busy()
         wakeup.quiet()
-        assert eventually(lambda spell=spell: len(queue.sent) == spell)
+        assert until(lambda spell=spell: len(queue.sent) == spell)
         time.sleep(5 * QUIET_S)
         assert len(queue.sent) == spell
 
@@ -59,7 +60,7 @@ def test_sent_once_per_quiet_spell_when_it_is_rejected(wakeup: WakeUp, queue: Qu
 def test_sent_only_after_the_quiet_time(wakeup: WakeUp, queue: Queue) -> None:
     began = time.monotonic()
     wakeup.quiet()
-    assert eventually(lambda: bool(queue.sent))
+    assert until(lambda: bool(queue.sent))
     assert queue.sent[0] - began >= QUIET_S
 
 
@@ -80,7 +81,7 @@ def test_nothing_sent_between_batches_that_follow_closely(queue: Queue) -> None:
         wakeup.quiet()
         time.sleep(0.005)
     assert queue.sent == []
-    assert eventually(lambda: len(queue.sent) == 1)
+    assert until(lambda: len(queue.sent) == 1)
     wakeup.close()
 
 
@@ -88,7 +89,7 @@ def test_sent_again_after_twice_the_time_while_it_is_not_rejected(wakeup: WakeUp
     answers = iter([False, False, True])
     queue.answer = lambda: next(answers)
     wakeup.quiet()
-    assert eventually(lambda: len(queue.sent) == 3)
+    assert until(lambda: len(queue.sent) == 3)
     time.sleep(10 * QUIET_S)
     first, second, third = queue.sent
     # Twice and four times, less what a thread may begin late.
@@ -104,14 +105,14 @@ def test_wake_ups_that_waited_for_a_place_not_sent_when_work_has_come_since(queu
     try:
         for spell in range(1, 5):
             wakeup.quiet()
-            assert eventually(lambda spell=spell: wakeup._pool._work_queue.qsize() >= spell)
+            assert until(lambda spell=spell: wakeup._pool._work_queue.qsize() >= spell)
             wakeup.busy()
         assert len(queue.sent) == 1
         served.set()
         time.sleep(2 * QUIET_S)
         assert len(queue.sent) == 1
         wakeup.quiet()
-        assert eventually(lambda: len(queue.sent) == 2), "there is a place for the next spell's"
+        assert until(lambda: len(queue.sent) == 2), "there is a place for the next spell's"
     finally:
         served.set()
         wakeup.close()
@@ -135,7 +136,7 @@ def test_sent_again_while_the_queue_sleeps_with_it(wakeup: WakeUp, queue: Queue)
 def test_not_sent_again_once_work_has_begun(wakeup: WakeUp, queue: Queue) -> None:
     queue.answer = lambda: False
     wakeup.quiet()
-    assert eventually(lambda: len(queue.sent) == 2)
+    assert until(lambda: len(queue.sent) == 2)
     wakeup.busy()
     time.sleep(20 * QUIET_S)
     assert len(queue.sent) == 2
@@ -144,7 +145,7 @@ def test_not_sent_again_once_work_has_begun(wakeup: WakeUp, queue: Queue) -> Non
 def test_given_up_after_the_batcher_has_looked_by_itself(wakeup: WakeUp, queue: Queue) -> None:
     queue.answer = lambda: False
     wakeup.quiet()
-    assert eventually(lambda: len(queue.sent) == 5)  # 20, 60, 140, 300, 620 ms after the work
+    assert until(lambda: len(queue.sent) == 5)  # 20, 60, 140, 300, 620 ms after the work
     time.sleep(1.0)  # the sixth would follow after 0.64 s
     assert len(queue.sent) == 5
 
@@ -159,10 +160,10 @@ def test_error_told_and_the_next_spell_woken_all_the_same(wakeup: WakeUp, queue:
 
     queue.answer = answer
     wakeup.quiet()
-    assert eventually(lambda: queue.errors == [broken])
+    assert until(lambda: queue.errors == [broken])
     wakeup.busy()
     wakeup.quiet()
-    assert eventually(lambda: len(queue.sent) >= 2)
+    assert until(lambda: len(queue.sent) >= 2)
     assert queue.errors == [broken]
 
 
@@ -170,7 +171,7 @@ def test_threads_end_when_closed(queue: Queue) -> None:
     before = set(threading.enumerate())
     wakeup = WakeUp(queue.send, QUIET_S, queue.errors.append)
     wakeup.quiet()
-    assert eventually(lambda: len(queue.sent) == 1)
+    assert until(lambda: len(queue.sent) == 1)
     own = set(threading.enumerate()) - before
     assert own
     wakeup.close()
@@ -197,11 +198,11 @@ def test_nothing_sent_after_the_close(queue: Queue) -> None:
 def test_next_spell_woken_in_time_when_the_last_one_was_not_rejected(wakeup: WakeUp, queue: Queue) -> None:
     queue.answer = lambda: False
     wakeup.quiet()
-    assert eventually(lambda: len(queue.sent) == 4)  # the fifth would follow after 0.32 s
+    assert until(lambda: len(queue.sent) == 4)  # the fifth would follow after 0.32 s
     wakeup.busy()
     began = time.monotonic()
     wakeup.quiet()
-    assert eventually(lambda: len(queue.sent) == 5)
+    assert until(lambda: len(queue.sent) == 5)
     assert queue.sent[-1] - began < 0.2
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 from lanes_ensemble.calls import AT_ONCE, QueueCalls
-from lanes_ensemble.lastrow import LastRow
 from lanes_ensemble.tensors import check_question, probe_tensors, step_tensors
 from lanes_entry.config import EntryConfig
 from lanes_entry.errors import Refusal
+from lanes_entry.lastrow import LastRow
 from lanes_entry.request import Question, read_question, shown
 from lanes_entry.tokenise import Tokeniser
 
@@ -55,7 +55,7 @@ class TritonPythonModel:
             self._response(question if isinstance(question, Refusal) else next(read)) for question in questions
         ]
         if self._last_row:
-            self._last_row.sent()
+            self._last_row.quiet()
         return responses
 
     def finalize(self) -> None:

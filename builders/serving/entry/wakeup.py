@@ -11,10 +11,10 @@ twice the time, until one is rejected or new work comes.
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+
+from .quiet import QuietWatch
 
 #: The batcher looks by itself after this long; a later wake-up would be of no use.
 POLL_S = 0.5
@@ -22,7 +22,7 @@ POLL_S = 0.5
 ATTEMPTS = 9
 
 
-class WakeUp:
+class WakeUp(QuietWatch):
     """Wakes the queue once per quiet spell after work; costs nothing while idle.
 
     Args:
@@ -43,66 +43,35 @@ class WakeUp:
         at_once: int = ATTEMPTS,
     ):
         """See the class."""
-        self._send, self._quiet, self._failed = send, quiet_s, failed
-        self._due: float | None = None
-        self._spell = 0
+        self._send, self._failed = send, failed
         self._heard = -1
-        self._closed = False
-        self._changed = threading.Condition()
         self._pool = ThreadPoolExecutor(at_once, thread_name_prefix="wake-up")
-        self._thread = threading.Thread(target=self._watch, name="wake-up", daemon=True)
-        self._thread.start()
-
-    def busy(self) -> None:
-        """Work has begun: a wake-up that was due is not needed."""
-        with self._changed:
-            self._due = None
-            self._spell += 1
-            self._changed.notify()
-
-    def quiet(self) -> None:
-        """Work has ended."""
-        with self._changed:
-            self._due = time.monotonic() + self._quiet
-            self._changed.notify()
+        super().__init__(quiet_s, "wake-up")
 
     def close(self) -> None:
-        """Stop before the model is unloaded: a request to a model on its way out would be an error."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify()
-        self._thread.join()
+        """Stop before the model is unloaded."""
+        super().close()
         self._pool.shutdown(wait=True)
 
-    def _watch(self) -> None:
-        while True:
-            with self._changed:
-                while not self._closed and not self._is_due():
-                    self._changed.wait(None if self._due is None else max(0.0, self._due - time.monotonic()))
-                if self._closed:
-                    return
-                self._due = None
-                spell = self._spell
-            self._wake(spell)
-
-    def _wake(self, spell: int) -> None:
+    def _spell(self, number: int) -> None:
         """Send wake-ups until one is rejected as expired, work comes, or the batcher has looked by itself."""
-        interval = self._quiet
+        interval = self._quiet_s
         for _ in range(ATTEMPTS):
-            self._pool.submit(self._try, spell)
+            self._pool.submit(self._try, number)
             interval *= 2
             with self._changed:
-                over = self._changed.wait_for(
-                    lambda: self._closed or self._spell != spell or self._heard >= spell, timeout=interval
-                )
+                over = self._changed.wait_for(lambda: self._is_over(number), timeout=interval)
             if over or interval >= POLL_S:
                 return
 
-    def _try(self, spell: int) -> None:
+    def _is_over(self, number: int) -> bool:
+        return self._closed or self._number != number or self._heard >= number
+
+    def _try(self, number: int) -> None:
         with self._changed:
             # One that had to wait for a place, while those before it waited behind a backlog. Sent now it would only
             # take the place of the next spell's, and wait in its turn behind what has come since.
-            if self._closed or self._spell != spell or self._heard >= spell:
+            if self._is_over(number):
                 return
         try:
             heard = self._send()
@@ -111,8 +80,5 @@ class WakeUp:
             return
         if heard:
             with self._changed:
-                self._heard = max(self._heard, spell)
+                self._heard = max(self._heard, number)
                 self._changed.notify()
-
-    def _is_due(self) -> bool:
-        return self._due is not None and time.monotonic() >= self._due

@@ -134,9 +134,14 @@ def engine_metrics(server: Server) -> dict[str, dict[str, float]]:
     return found
 
 
-def cpu_seconds() -> dict[str, float]:
-    """CPU time so far of the server, the entry's and the lanes' processes and the service "before", seconds."""
-    tick, found = os.sysconf("SC_CLK_TCK"), {"server": 0.0, "entry": 0.0, "lanes": 0.0, "before": 0.0}
+#: CPU time so far in seconds, by group and by process: its id, and when it was started.
+CpuTimes = dict[str, dict[tuple[int, int], float]]
+
+
+def cpu_times() -> CpuTimes:
+    """CPU time of the server's, the entry's and the lanes' processes and of the service "before"."""
+    tick = os.sysconf("SC_CLK_TCK")
+    found: CpuTimes = {group: {} for group in ("server", "entry", "lanes", "before")}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, ValueError, IndexError):
             command = (folder / "cmdline").read_bytes().decode(errors="replace")
@@ -146,8 +151,24 @@ def cpu_seconds() -> dict[str, float]:
                 group = "entry" if "/encode/" in command else "lanes"
             if group:
                 fields = (folder / "stat").read_text().rpartition(")")[2].split()
-                found[group] += (int(fields[11]) + int(fields[12])) / tick
+                found[group][int(folder.name), int(fields[19])] = (int(fields[11]) + int(fields[12])) / tick
     return found
+
+
+def used_cores(before: CpuTimes, after: CpuTimes, seconds: float) -> dict[str, float | None]:
+    """Cores that each group used between two readings; None where a process of it ended, whose last time nobody knows.
+
+    Args:
+        before: the first reading.
+        after: the second one; a process that began after the first counts from its start.
+        seconds: between them.
+    """
+    cores: dict[str, float | None] = {}
+    for group, times in after.items():
+        ended = before[group].keys() - times.keys()
+        used = sum(now - before[group].get(process, 0.0) for process, now in times.items())
+        cores[group] = None if ended else round(used / seconds, 2)
+    return cores
 
 
 def lane_pids(model: Path) -> list[int]:

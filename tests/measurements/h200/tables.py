@@ -118,7 +118,11 @@ def markdown(results: dict[str, Any]) -> str:
     short = ["", "| texts up to 128 | texts/s | P50 | P99 | GPU | cores |", "|---|---|---|---|---|---|"]
     for name, found in results.items():
         if name.startswith("short_"):
-            cores = ", ".join(f"{group} {used:g}" for group, used in found.get("cores", {}).items() if used)
+            cores = ", ".join(
+                f"{group} {'-' if used is None else f'{used:g}'}"
+                for group, used in found.get("cores", {}).items()
+                if used != 0
+            )
             short.append(
                 f"| {name.removeprefix('short_')} | {found['throughput']:.0f} | {found['p50']:.1f} | "
                 f"{found['p99']:.1f} | {_share(found.get('gpu_utilisation'))} | {cores} |"

@@ -9,28 +9,23 @@ named. Tables come last.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
-import re
-import resource
 import shutil
 import subprocess
 import sys
-import tarfile
 import threading
 import time
 import traceback
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tests.measurements.h200.load import Plan, as_dict, load, short
-from tests.measurements.h200.seeded import weight
-from tests.measurements.h200.server import Sampler, Server, clean_environment, cpu_seconds, engine_metrics, lane_pids
+from tests.measurements.h200.load import Plan
+from tests.measurements.h200.server import Sampler, engine_metrics, lane_pids
+from tests.measurements.h200.visit_making import Making
 
 MIX = {"128": 0.65, "256": 0.20, "512": 0.15}
 LONG_MIX = {"128": 0.62, "256": 0.19, "512": 0.14, "1024": 0.03, "2048": 0.02}
@@ -44,217 +39,8 @@ NEED = {
 }  # fmt: skip
 
 
-class Visit:
-    """The state of a visit: what was prepared, what was made here, what was found."""
-
-    def __init__(self, options: argparse.Namespace):
-        self.folder: Path = options.folder.resolve()
-        self.work: Path = options.work.resolve()
-        self.out: Path = options.out.resolve()
-        self.options = options
-        self.end = time.monotonic() + options.seconds
-        self.facts = json.loads((self.folder / "facts.json").read_text())
-        self.dry = bool(self.facts["dry"])
-        self.buckets = {int(length): batch for length, batch in self.facts["buckets"].items()}
-        for place in (self.work, self.out):
-            place.mkdir(parents=True, exist_ok=True)
-        # The corpus is read beside its answers, which are made here.
-        for name in ("bert.json", "minilm.json", "minilm.answers.npz", "facts.json", "bert.tokenizer.json"):
-            shutil.copy(self.folder / name, self.work / name)
-        self.store = self.work / "results.json"
-        self.results: dict[str, Any] = json.loads(self.store.read_text()) if self.store.exists() else {}
-        self.server: Server | None = None
-        self.without: list[str] = list(self.options.without)
-        self.variant = ""
-
-    # ── bookkeeping ──────────────────────────────────────────────────────────────────────────────────────────────
-
-    def left(self) -> float:
-        """Seconds left."""
-        return float(self.end - time.monotonic())
-
-    def keep(self, name: str, value: Any) -> None:
-        """Write a result down at once."""
-        self.results[name] = value
-        text = json.dumps(self.results, indent=1)
-        self.store.write_text(text)
-        (self.out / "results.json").write_text(text)
-
-    def load(self, name: str, plan: Plan, url: str | None = None, corpus: str = "bert") -> dict[str, Any]:
-        """Run a load, with what the GPU did meanwhile; printed and kept."""
-        plan.processes = plan.processes or self.options.senders
-        if self.dry:
-            plan.seconds, plan.processes = max(2.0, plan.seconds * 0.15), 1
-            plan.rate, plan.clients = min(plan.rate, 8.0), min(plan.clients, 8)
-            plan.mix = {kind: share for kind, share in plan.mix.items() if int(kind) in self.buckets}
-        address = url or self.triton().grpc
-        before = {**cpu_seconds(), "senders": _children()}
-        with Sampler() as sampler:
-            result = load(address, self.work, corpus, plan)
-        after = {**cpu_seconds(), "senders": _children()}
-        # Over the load's own time: in cores. The senders' start is among theirs.
-        cores = {group: round((after[group] - before[group]) / max(result.seconds, 0.1), 2) for group in after}
-        found = {**as_dict(result), **sampler.summary(), "cores": cores}
-        print(f"{name}: {short(result)}, {sampler.line()}, cores {cores}", flush=True)
-        self.keep(name, found)
-        return found
-
-    def triton(self, variant: str = "product") -> Server:
-        """The running server; started with a variant where none runs."""
-        if self.server is None:
-            self.start(self.work / "repository", self.folder, "triton.log", variant)
-            self.variant = variant
-        assert self.server is not None
-        return self.server
-
-    def start(self, repository: Path, base: Path, log: str, variant: str = "product") -> None:
-        """Start the server; where it does not, once more without what may be at fault, so that a visit is not lost."""
-        models = sorted(path.name for path in repository.iterdir())
-        while True:
-            self.configure(variant, repository, base)
-            self.server = Server(repository, models, self.out / log)
-            try:
-                seconds = self.server.start(timeout=120)
-            except RuntimeError as error:
-                self.server = None
-                untried = [name for name in ("luck", "warm-up", "native", "gpu-kind") if name not in self.without]
-                if self.dry or not untried or self.left() < 60:
-                    raise
-                print(f"{error}\nONCE MORE WITHOUT: {untried[0]}", flush=True)
-                self.without.append(untried[0])
-                continue
-            # The first time it is tried again as it is.
-            missing = [name for name in self.without if name != "luck"]
-            without = f", without {missing}" if missing else ""
-            print(f"tritonserver ready after {seconds:.1f} s with {', '.join(models)}{without}", flush=True)
-            return
-
-    def configure(self, variant: str, repository: Path | None = None, base: Path | None = None) -> list[str]:
-        """Put a variant's configurations in place; the models whose text changed."""
-        repository, base = repository or self.work / "repository", base or self.folder
-        changed = []
-        for path in sorted((base / "configs" / variant).iterdir()):
-            target = repository / path.stem / "config.pbtxt"
-            text = path.read_text().replace("@SPANS@", str(self.work / "spans"))
-            if "native" in self.without:  # TensorRT's own allocations uncounted
-                text = text.replace('\\"profile\\": 0', '\\"profile\\": 0, \\"native_allocations\\": false')
-            # The entry's stays: its processes make their first calls, and count as warm, after it.
-            if "warm-up" in self.without and path.stem != "encode":
-                text = re.sub(r"^model_warmup \{\n(?: .*\n)*\}\n", "", text, flags=re.M)
-            if "gpu-kind" in self.without:
-                text = text.replace("  gpus: 0\n", "").replace("KIND_GPU", "KIND_CPU")
-            if not target.exists() or target.read_text() != text:
-                target.write_text(text)
-                changed.append(path.stem)
-        return changed
-
-    def change(self, variant: str) -> None:
-        """Let the running server serve another variant: lanes first, then the entry."""
-        server = self.triton()
-        changed = self.configure(variant)
-        for model in sorted(changed, key="encode".__eq__):
-            server.load_model(model)
-        self.variant = variant
-        print(f"variant {variant}: {', '.join(changed) or 'nothing'} loaded again", flush=True)
-
-    def stop(self) -> None:
-        """Stop the server."""
-        if self.server is not None:
-            self.server.stop()
-            self.server = None
-
-    def torch(self, *arguments: str, log: Path, wait: bool = True) -> subprocess.Popen[bytes]:
-        """Run `torch_side` under the machine's own Python."""
-        command = [self.options.torch_python, "-m", "tests.measurements.h200.torch_side", *arguments]
-        with log.open("ab") as file:
-            process = subprocess.Popen(
-                command, env=clean_environment(), stdout=file, stderr=subprocess.STDOUT, start_new_session=True
-            )
-        if wait and process.wait(timeout=max(10, self.left())) != 0:
-            raise RuntimeError(f"torch_side {arguments[0]} failed:\n{log.read_text()[-2000:]}")
-        return process
-
-    # ── making ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def answers(self) -> None:
-        """FP32 vectors of every text, by PyTorch."""
-        self.torch("answers", str(self.work), log=self.out / "torch.log")
-
-    def fill(self) -> None:
-        """The seeded weights back into the graph."""
-        import onnx_ir as ir
-
-        recipe = self.folder / "graphs/bert.weights.json"
-        if not recipe.exists():
-            return
-        model = ir.load(self.folder / "graphs/bert.onnx")
-
-        def made(item: tuple[str, dict[str, Any]]) -> tuple[str, Any]:
-            name, part = item
-            array = weight(part["name"], tuple(part["shape"]), 0.05)
-            array = np.ascontiguousarray((array.T if part["transposed"] else array).astype(np.float16))
-            if hashlib.sha256(array.tobytes()).hexdigest() != part["sha256"]:
-                raise RuntimeError(f"weight {part['name']} came out otherwise here than where the graph was made")
-            return name, array
-
-        with ThreadPoolExecutor(8) as pool:
-            for name, array in pool.map(made, json.loads(recipe.read_text()).items()):
-                model.graph.initializers[name].const_value = ir.tensor(array, name=name)
-        ir.save(model, self.work / "bert.onnx")
-        print(f"bert.onnx: {(self.work / 'bert.onnx').stat().st_size / 1e6:.0f} MB", flush=True)
-
-    def build(self) -> None:
-        """All plans side by side, each in a process of its own."""
-        if self.dry:
-            return
-        graph = self.work / "bert.onnx"
-        jobs = [("bert", graph, length, batch) for length, batch in self.buckets.items()]
-        jobs.append(("minilm", self.folder / "graphs/minilm.onnx", 128, 32))
-        running = []
-        for name, source, length, batch in jobs:
-            plan = self.work / f"{name}_{length}.plan"
-            if plan.exists():
-                continue
-            command = [sys.executable, "-m", "tests.measurements.h200.alone", "plan", str(source)]
-            cache = plan.with_suffix(".timing")
-            kept = self.folder / "timing" / cache.name
-            if kept.exists():
-                shutil.copy(kept, cache)
-            command += [str(plan), str(length), str(batch), str(cache)]
-            log = (self.work / f"{plan.stem}.log").open("wb")
-            running.append((plan, subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)))
-        begin = time.monotonic()
-        for plan, process in running:
-            process.wait(timeout=max(10, self.left()))
-            log_path = self.work / f"{plan.stem}.log"
-            text = log_path.read_text(errors="replace").strip()
-            if process.returncode or not plan.exists():
-                raise RuntimeError(f"{plan.name} was not built:\n{text[-1500:]}")
-            print(text.splitlines()[-1], flush=True)
-        self.keep("build_seconds", time.monotonic() - begin)
-        # One file, since few come back; unpacked into PREPARED/timing it saves the next visit the timing of kernels.
-        with tarfile.open(self.out / "timing.tar.xz", "w:xz", preset=1) as archive:
-            for cache in sorted(self.work.glob("*.timing")):
-                archive.add(cache, cache.name)
-
-    def publish(self) -> None:
-        """The repositories: code, plan, tokenizer, configuration."""
-        for base, name, target in (
-            (self.folder, "bert", self.work / "repository"),
-            (self.folder / "minilm", "minilm", self.work / "repository-minilm"),
-        ):
-            shutil.rmtree(target, ignore_errors=True)
-            shutil.copytree(base / "repository", target)
-            refresh_code(target)
-            for lane in target.glob("encoder_*"):
-                length = lane.name.removeprefix("encoder_")
-                if self.dry:
-                    shutil.copy(self.folder / f"graphs/{name}.onnx", lane / "1/model.onnx")
-                else:
-                    os.link(self.work / f"{name}_{length}.plan", lane / "1/model.plan")
-            self.configure("product", target, base)
-
-    # ── measuring ────────────────────────────────────────────────────────────────────────────────────────────────
+class Visit(Making):
+    """The phases that measure."""
 
     def before(self) -> None:
         """1, 2 and 4 workers: the most they can take; then 4 workers at 90 % of that."""
@@ -506,27 +292,6 @@ class Visit:
             self.load("minilm_max", Plan({"128": 1.0}, seconds=8, clients=256), corpus="minilm")
         finally:
             self.stop()
-
-
-def _children() -> float:
-    """CPU time of the processes that this one has started and that have ended, seconds."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
-def refresh_code(repository: Path) -> None:
-    """The code of this checkout in place of what was prepared, perhaps earlier."""
-    from builders import serving
-
-    root = Path(serving.__file__).parent
-    for model in repository.iterdir():
-        kind = "entry" if model.name == "encode" else "lane"
-        package = model / "1" / f"lanes_{kind}"
-        for file in (root / kind).rglob("*.py"):
-            target = model / "1/model.py" if file.name == "model.py" else package / file.relative_to(root / kind)
-            target.parent.mkdir(exist_ok=True)
-            shutil.copyfile(file, target)
-        shutil.copyfile(root / "spans.py", package / "spans.py")
 
 
 def end_session(process: subprocess.Popen[bytes]) -> None:

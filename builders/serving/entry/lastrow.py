@@ -8,15 +8,16 @@ row is answered: all that was sent before has left the queue then. Each quiet sp
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+
+from .quiet import QuietWatch
 
 #: Longest pause between two wake-ups of one spell, seconds.
 LONGEST_S = 0.032
 
 
-class LastRow:
+class LastRow(QuietWatch):
     """Wakes a queue until it is empty, once per quiet spell after work; costs nothing while idle.
 
     Args:
@@ -36,43 +37,20 @@ class LastRow:
         at_once: int,
     ):
         """See the class."""
-        self._wake, self._last, self._quiet, self._failed = wake, last, quiet_s, failed
-        self._due: float | None = None
-        self._closed = False
-        self._changed = threading.Condition()
+        self._wake, self._last, self._failed = wake, last, failed
         self._free = threading.BoundedSemaphore(at_once)
         self._pool = ThreadPoolExecutor(at_once + 1, thread_name_prefix="last-row")
-        self._thread = threading.Thread(target=self._watch, name="last-row", daemon=True)
-        self._thread.start()
-
-    def sent(self) -> None:
-        """Work has gone to the queue."""
-        with self._changed:
-            self._due = time.monotonic() + self._quiet
-            self._changed.notify()
+        super().__init__(quiet_s, "last-row")
 
     def close(self) -> None:
         """Stop before the model is unloaded."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify()
-        self._thread.join()
+        super().close()
         self._pool.shutdown(wait=True)
 
-    def _watch(self) -> None:
-        while True:
-            with self._changed:
-                while not self._closed and (self._due is None or time.monotonic() < self._due):
-                    self._changed.wait(None if self._due is None else max(0.0, self._due - time.monotonic()))
-                if self._closed:
-                    return
-                self._due = None
-            self._spell()
-
-    def _spell(self) -> None:
+    def _spell(self, number: int) -> None:
         row = self._pool.submit(self._tried, self._last)
         row.add_done_callback(self._row_done)
-        pause = self._quiet
+        pause = self._quiet_s
         while not row.done():
             with self._changed:
                 if self._closed:
