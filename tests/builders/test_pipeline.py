@@ -1,8 +1,12 @@
-"""The whole build on the default model: steps counted, judged, published and reported; a bad step stops it."""
+"""The whole build: steps counted, judged, published and reported; a bad step stops it.
+
+On the default model where its numbers are looked at, else on a tiny one of the same kind.
+"""
 
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +14,7 @@ import onnx_ir as ir
 import pytest
 
 from builders.bucket import BucketPlan
-from builders.build import BuildOptions, build
+from builders.build import BuildOptions, build, graph_cache
 from builders.errors import BuilderError, ExportError, ManifestError
 from builders.fuse import Context, Step, pipeline
 from builders.graph import runner_of
@@ -18,7 +22,7 @@ from builders.graph_file import load_graph
 from builders.manifest import Machine, read_manifest
 from builders.render import facts_of_manifest
 from builders.settings import DeploySettings, load_settings
-from builders.source import EncoderSource
+from builders.source import open_source
 from builders.tensorrt.adapter import ProfileShape
 from builders.tensorrt.compile import CompileReport, PlanReport
 from builders.tensorrt.layers import Fused, LayerCounts, LayerListing
@@ -28,16 +32,31 @@ from builders.verify.gate import GateError
 from builders.verify.report import read_report
 from tests.texts import mixed_texts
 from tests.tools.repositories import CACHE, settings_file
+from tests.tools.tiny import LIMIT, tiny_model
 
 STEPS = ("layer_norm", "gelu", "clean", "positions", "qkv", "scale_mask")
 
 
-@pytest.fixture
-def deployment(tmp_path: Path) -> DeploySettings:
+def deployed(folder: Path, **model: Any) -> DeploySettings:
     """Two short buckets, so that the gate takes seconds."""
-    return load_settings(
-        settings_file(tmp_path, "deploy.cpu.yaml", buckets=[16, 64], model={"max_tokens": 64, "tile_positions": None})
-    )
+    model = {"max_tokens": LIMIT, "tile_positions": None, **model}
+    return load_settings(settings_file(folder, "deploy.cpu.yaml", buckets=[16, LIMIT], model=model))
+
+
+@pytest.fixture
+def minilm(tmp_path: Path) -> DeploySettings:
+    return deployed(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("tiny"), "embedding")
+
+
+@pytest.fixture
+def deployment(tiny: Path, tmp_path: Path) -> DeploySettings:
+    """A BERT of two small layers."""
+    return deployed(tmp_path, source=str(tiny))
 
 
 @pytest.fixture
@@ -83,11 +102,9 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> Step:
     return step
 
 
-def test_version_published_with_its_steps_accuracy_and_report(
-    deployment: DeploySettings, data: Path, cache: Path
-) -> None:
+def test_version_published_with_its_steps_accuracy_and_report(minilm: DeploySettings, data: Path, cache: Path) -> None:
     said: list[str] = []
-    result = build(deployment, cache, said.append, BuildOptions(data=data))
+    result = build(minilm, cache, said.append, BuildOptions(data=data))
     manifest = read_manifest(result.repository, result.version)
     assert manifest.steps == STEPS
     (row,) = manifest.accuracy
@@ -106,7 +123,7 @@ def test_version_published_with_its_steps_accuracy_and_report(
     assert report.gate is not None
     assert report.gate.passed
     assert "<svg" in (result.report / "report.html").read_text(encoding="utf-8")
-    assert not build(deployment, cache, said.append, BuildOptions(data=data)).built
+    assert not build(minilm, cache, said.append, BuildOptions(data=data)).built
 
 
 def test_build_stopped_at_once_when_a_step_changes_the_answers(
@@ -117,21 +134,24 @@ def test_build_stopped_at_once_when_a_step_changes_the_answers(
     assert not list(deployment.repository.glob("*/1"))
 
 
-def test_verify_fails_and_names_the_step_when_one_is_bad(deployment: DeploySettings, data: Path, planted: Step) -> None:
-    checked = run_verify(deployment, CACHE, lambda _: None, data=data, find=True)
+@pytest.mark.parametrize("model", ["deployment", pytest.param("minilm", marks=pytest.mark.slow)])
+def test_verify_fails_and_names_the_step_when_one_is_bad(
+    model: str, data: Path, planted: Step, request: pytest.FixtureRequest
+) -> None:
+    checked = run_verify(request.getfixturevalue(model), CACHE, lambda _: None, data=data, find=True)
     assert not checked.report.passed
     assert checked.bisect is not None
     assert any("planted" in cause.steps for cause in checked.bisect.causes)
 
 
-def test_verify_holds_for_fp16(deployment: DeploySettings, data: Path) -> None:
-    checked = run_verify(deployment, CACHE, lambda _: None, data=data, precision="fp16")
+def test_verify_holds_for_fp16(minilm: DeploySettings, data: Path) -> None:
+    checked = run_verify(minilm, CACHE, lambda _: None, data=data, precision="fp16")
     assert checked.report.passed, checked.report.reasons
     assert 0.9998 <= checked.report.parity.worst.cosine < 1.0
 
 
-def test_given_graph_enters_at_fuse(deployment: DeploySettings, data: Path, minilm_onnx: Path) -> None:
-    result = build(deployment, CACHE, lambda _: None, BuildOptions(onnx=minilm_onnx, data=data, gate=False))
+def test_given_graph_enters_at_fuse(minilm: DeploySettings, data: Path, minilm_onnx: Path) -> None:
+    result = build(minilm, CACHE, lambda _: None, BuildOptions(onnx=minilm_onnx, data=data, gate=False))
     assert read_manifest(result.repository, result.version).export["onnx"] == minilm_onnx.name
 
 
@@ -205,11 +225,11 @@ def test_failed_gate_leaves_a_report(deployment: DeploySettings, data: Path, pla
     assert not report.gate.passed
 
 
-def test_damaged_reference_is_exported_again(small_source: EncoderSource, tmp_path: Path) -> None:
-    model = {"source": str(small_source.folder), "max_tokens": 64}
-    deployment = load_settings(settings_file(tmp_path, "deploy.cpu.yaml", buckets=[16, 64], model=model))
-    cache = tmp_path / "cache"
-    build(deployment, cache, lambda _: None, BuildOptions(gate=False))
+def test_damaged_reference_is_exported_again(deployment: DeploySettings, tmp_path: Path) -> None:
+    build(deployment, CACHE, lambda _: None, BuildOptions(gate=False))
+    cache, source = tmp_path / "cache", open_source(deployment.model)
+    (exported,) = graph_cache(CACHE).glob(f"{source.sha256[:12]}-fp32")
+    shutil.copytree(exported, graph_cache(cache) / exported.name)
     (reference,) = cache.glob("*/*-fp32/model.onnx")
     content = bytearray(reference.read_bytes())
     content[len(content) // 2] ^= 0xFF
@@ -217,14 +237,16 @@ def test_damaged_reference_is_exported_again(small_source: EncoderSource, tmp_pa
     said: list[str] = []
     build(deployment, cache, said.append, BuildOptions(gate=False, skip=("clean",)))
     assert any(line.startswith("exporting") for line in said)
+    said.clear()
+    build(deployment, cache, said.append, BuildOptions(gate=False, skip=("gelu",)))
+    assert not any(line.startswith("exporting") for line in said), "it is whole now"
 
 
 def test_version_of_another_engine_not_rendered(deployment: DeploySettings) -> None:
     result = build(deployment, CACHE, lambda _: None, BuildOptions(gate=False))
     manifest = read_manifest(result.repository, result.version)
-    native = deployment.model_copy(update={"engine": deployment.engine.model_copy(update={"kind": "tensorrt"})})
     with pytest.raises(ManifestError, match="'onnxruntime'; limit: tensorrt"):
-        facts_of_manifest(native, manifest)
+        facts_of_manifest(native(deployment), manifest)
 
 
 @pytest.fixture
@@ -270,22 +292,21 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return state
 
 
-@pytest.fixture
-def native(deployment: DeploySettings) -> DeploySettings:
-    engine = deployment.engine.model_copy(update={"kind": "tensorrt", "precision": "fp16"})
-    return deployment.model_copy(update={"engine": engine})
+def native(settings: DeploySettings) -> DeploySettings:
+    engine = settings.engine.model_copy(update={"kind": "tensorrt", "precision": "fp16"})
+    return settings.model_copy(update={"engine": engine})
 
 
 def test_plans_published_for_tritons_own_backend(
-    native: DeploySettings, data: Path, cache: Path, gpu: dict[str, Any]
+    minilm: DeploySettings, data: Path, cache: Path, gpu: dict[str, Any]
 ) -> None:
-    result = build(native, cache, lambda _: None, BuildOptions(data=data))
+    result = build(native(minilm), cache, lambda _: None, BuildOptions(data=data))
     manifest = read_manifest(result.repository, result.version)
     assert manifest.steps == ("layer_norm", "gelu", "clean", "positions", "scale_mask", "fp16")
     assert str(manifest.machine) == "NVIDIA H200 (compute capability 9.0), TensorRT 8.6.0"
-    assert [(bucket.length, bucket.index) for bucket in manifest.buckets] == [(16, 0), (64, 0)]
-    assert sorted(gpu["plans"]) == [16, 64]
-    for length in (16, 64):
+    assert [(bucket.length, bucket.index) for bucket in manifest.buckets] == [(16, 0), (LIMIT, 0)]
+    assert sorted(gpu["plans"]) == [16, LIMIT]
+    for length in (16, LIMIT):
         folder = result.repository / f"encoder_{length}"
         # The Python engine's code lies beside the plan, so that engine.backend can change without a build.
         there = {path.name for path in (folder / str(result.version)).iterdir()}
@@ -297,19 +318,20 @@ def test_plans_published_for_tritons_own_backend(
 
 
 def test_plan_not_published_when_it_answers_otherwise_than_its_graph(
-    native: DeploySettings, data: Path, gpu: dict[str, Any]
+    deployment: DeploySettings, data: Path, gpu: dict[str, Any]
 ) -> None:
     gpu["spoil"] = 30.0
     with pytest.raises(GateError, match="the plan fails the accuracy gate"):
-        build(native, CACHE, lambda _: None, BuildOptions(data=data))
-    assert not list(native.repository.glob("encode/[0-9]*"))
+        build(native(deployment), CACHE, lambda _: None, BuildOptions(data=data))
+    assert not list(deployment.repository.glob("encode/[0-9]*"))
 
 
 def test_plan_of_another_machine_is_another_version(
-    native: DeploySettings, gpu: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    deployment: DeploySettings, gpu: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = build(native, CACHE, lambda _: None, BuildOptions(gate=False))
+    settings = native(deployment)
+    first = build(settings, CACHE, lambda _: None, BuildOptions(gate=False))
     other = Machine(gpu="NVIDIA A100", compute_capability="8.0", tensorrt="8.6.0")
     monkeypatch.setattr("builders.build.this_machine", lambda: other)
-    second = build(native, CACHE, lambda _: None, BuildOptions(gate=False))
+    second = build(settings, CACHE, lambda _: None, BuildOptions(gate=False))
     assert (second.built, second.version) == (True, first.version + 1)

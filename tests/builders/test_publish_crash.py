@@ -6,6 +6,8 @@ import random
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -15,30 +17,45 @@ from builders.publish import publish_version, sweep
 from tests.builders.test_publish import LENGTHS, contents, is_complete, parts, plan, staging, tree
 
 KILLS = 20
-#: Publishes into argv[1]; the process kills itself before call number argv[3] of those that change files (0: never).
-CHILD = """
-import os, shutil, signal, sys
+#: For each line with a repository, a folder and a number: publishes into the repository from a process that kills
+#: itself before that one of the calls that change files (0: never), and says how it ended. The process is forked off
+#: one that has imported everything: 20 Pythons would take most of the time.
+PUBLISHER = """
+import os, shutil, signal, sys, traceback
 from pathlib import Path
 from builders.publish import publish_version
 from tests.builders.test_publish import LENGTHS, parts, plan
 
-made, point = 0, int(sys.argv[3])
+def publish(repository, folder, point):
+    made = 0
 
-def hooked(real):
-    def call(*args, **options):
-        global made
-        made += 1
-        if made == point:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return real(*args, **options)
-    return call
+    def hooked(real):
+        def call(*args, **options):
+            nonlocal made
+            made += 1
+            if made == point:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*args, **options)
+        return call
 
-version = parts(Path(sys.argv[2]), "new")
-for name in ("mkdir", "rmdir", "replace", "link", "unlink", "fsync", "open"):
-    setattr(os, name, hooked(getattr(os, name)))
-shutil.copyfile = hooked(shutil.copyfile)
-publish_version(Path(sys.argv[1]), plan(*LENGTHS), version)
-print(made)
+    version = parts(Path(folder), "new")
+    for name in ("mkdir", "rmdir", "replace", "link", "unlink", "fsync", "open"):
+        setattr(os, name, hooked(getattr(os, name)))
+    shutil.copyfile = hooked(shutil.copyfile)
+    publish_version(Path(repository), plan(*LENGTHS), version)
+    return made
+
+for line in sys.stdin:
+    repository, folder, point = line.rstrip("\\n").split("\\t")
+    child = os.fork()
+    if not child:
+        try:
+            print("calls", publish(repository, folder, int(point)), flush=True)
+            os._exit(0)
+        except BaseException:
+            print(traceback.format_exc(), flush=True)
+            os._exit(1)
+    print("ended", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
 
@@ -48,11 +65,39 @@ def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("builders.publish._sync_file", lambda path: None)
 
 
-def publish_in_child(repository: Path, made: Path, point: int) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", CHILD, str(repository), str(made), str(point)],
-        cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False,
-    )  # fmt: skip
+@dataclass(frozen=True)
+class Ended:
+    """How a publishing process ended: its exit code, and what it printed."""
+
+    returncode: int
+    output: str
+
+
+Publish = Callable[[Path, Path, int], Ended]
+
+
+@pytest.fixture(scope="module")
+def publish_in_child() -> Iterator[Publish]:
+    with subprocess.Popen(
+        [sys.executable, "-c", PUBLISHER], cwd=Path(__file__).parents[2], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True,
+    ) as publisher:  # fmt: skip
+        told, said = publisher.stdin, publisher.stdout
+        assert told
+        assert said
+
+        def publish(repository: Path, made: Path, point: int) -> Ended:
+            told.write(f"{repository}\t{made}\t{point}\n")
+            told.flush()
+            lines: list[str] = []
+            for line in said:
+                if line.startswith("ended "):
+                    return Ended(int(line.split()[1]), "".join(lines))
+                lines.append(line)
+            raise AssertionError("".join(lines))
+
+        yield publish
+        told.close()
 
 
 def one_whole_version(repository: Path, version: int) -> bool:
@@ -69,17 +114,19 @@ def prepared(folder: Path) -> tuple[Path, dict[str, bytes]]:
 
 
 @pytest.fixture(scope="module")
-def calls(tmp_path_factory: pytest.TempPathFactory) -> int:
+def calls(publish_in_child: Publish, tmp_path_factory: pytest.TempPathFactory) -> int:
     """Calls that a whole publication makes."""
     folder = tmp_path_factory.mktemp("whole")
     repository, _ = prepared(folder / "a")
     done = publish_in_child(repository, folder / "new", 0)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.output
     assert one_whole_version(repository, 2)
-    return int(done.stdout)
+    return int(done.output.removeprefix("calls "))
 
 
-def test_repository_whole_when_the_build_is_killed_at_twenty_random_points(tmp_path: Path, calls: int) -> None:
+def test_repository_whole_when_the_build_is_killed_at_twenty_random_points(
+    publish_in_child: Publish, tmp_path: Path, calls: int
+) -> None:
     assert calls > 60
     chance = random.Random()
     # Any point; the moves and the clean-up are few and come last, so a part of the kills aims at them.
@@ -90,7 +137,7 @@ def test_repository_whole_when_the_build_is_killed_at_twenty_random_points(tmp_p
     for number, point in enumerate(points):
         repository, before = prepared(tmp_path / str(number))
         done = publish_in_child(repository, tmp_path / str(number) / "new", point)
-        assert done.returncode == -signal.SIGKILL, (point, done.stderr)
+        assert done.returncode == -signal.SIGKILL, (point, done.output)
         # Nothing of version 1 changed, and version 2 is there whole or is not named by anything.
         assert {name: data for name, data in contents(repository).items() if name in before} == before, point
         new = published_versions(repository) == (1, 2)
@@ -99,7 +146,7 @@ def test_repository_whole_when_the_build_is_killed_at_twenty_random_points(tmp_p
         if number % 4 == 0:
             # The sweep is killed as well, early: it is finished by the next build.
             again = publish_in_child(repository, tmp_path / str(number) / "new", chance.randint(1, 12))
-            assert again.returncode == -signal.SIGKILL, (point, again.stderr)
+            assert again.returncode == -signal.SIGKILL, (point, again.output)
         sweep(repository)
         assert not staging(repository)
         if not new:
@@ -111,7 +158,7 @@ def test_repository_whole_when_the_build_is_killed_at_twenty_random_points(tmp_p
 
 
 def test_empty_repository_empty_again_when_the_first_build_is_killed_between_two_moves(
-    tmp_path: Path, calls: int
+    publish_in_child: Publish, tmp_path: Path, calls: int
 ) -> None:
     repository = tmp_path / "r"
     for point in range(calls - 45, calls - 30, 5):

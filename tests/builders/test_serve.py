@@ -22,7 +22,8 @@ import pytest
 from builders.errors import ServerError
 from builders.ports import Ports, free_ports
 from builders.serve import sample_request, serve
-from tests.builders.test_server import processes_of, tiny_repository, until
+from tests.builders.test_server import processes_of, tiny_repository
+from tests.tools.waiting import until
 
 
 @contextmanager

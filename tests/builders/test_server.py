@@ -12,7 +12,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +23,7 @@ from builders.ports import free_ports
 from builders.server import TritonServer
 from builders.server_checks import SHARED_MEMORY, has_gpu
 from builders.triton_log import ServerEvent
+from tests.tools.waiting import until
 
 psutil = pytest.importorskip("psutil")
 grpc_client = pytest.importorskip("tritonclient.grpc")
@@ -71,16 +72,6 @@ def ask(grpc_url: str, seconds: float = 0.0) -> dict[str, object]:
         tensor.set_data_from_numpy(np.array([seconds], dtype=np.float32))
         told: dict[str, object] = json.loads(client.infer("probe", [tensor]).as_numpy("TOLD")[0])
         return told
-
-
-def until(true: Callable[[], bool], seconds: float = 10.0) -> bool:
-    """Wait until `true()`; False if it does not become so in time."""
-    deadline = time.monotonic() + seconds
-    while not true():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 def processes_of(repository: Path) -> list[psutil.Process]:

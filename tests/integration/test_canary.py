@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import builders.candidate
-from builders.build import BuildOptions, build
 from builders.candidate import TrialOptions, TrialResult, drop_candidate, run_trial
 from builders.comparison import Limits
 from builders.control import ModelControl
@@ -21,7 +20,7 @@ from builders.state import Served, read_state
 from builders.versions import promote
 from tests.integration.conftest import PATIENT
 from tests.integration.test_promote import KEY, OTHER, Site, Traffic, engine_vectors, near, traffic
-from tests.tools.repositories import CACHE, settings_file
+from tests.tools.repositories import build_ungated, settings_file
 
 SHARE = 0.2
 LIMITS = Limits(slower=3.0, least=30)
@@ -49,13 +48,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("canary")
     small = {"buckets": [16, 64], "entry": {**PATIENT, "processes": 2}}
     settings = load_settings(settings_file(folder, "deploy.cpu.yaml", **small, model={"max_tokens": 64}))
-    ungated = BuildOptions(gate=False)
-    site = Site(folder, settings, build(settings, CACHE, print, ungated).models)
+    site = Site(folder, settings, build_ungated(settings).models)
     try:
         site.start()
         promote(site.repository, settings, 1, site.url, print, key=KEY)
         other = settings_file(folder, "deploy.cpu.yaml", **small, model={"source": OTHER, "max_tokens": 64})
-        assert build(load_settings(other), CACHE, print, ungated).version == 2
+        assert build_ungated(load_settings(other)).version == 2
         yield site
     finally:
         if site.server is not None:

@@ -20,10 +20,11 @@ from tokenizers import Tokenizer
 
 from builders.server import TritonServer
 from clients import EncoderClient
-from tests.door.doors import RunningDoor, running, wait_for
+from tests.door.doors import RunningDoor, running
 from tests.integration.test_readme import DOOR, README, blocks
 from tests.tools.metrics import counter
 from tests.tools.repositories import ROOT
+from tests.tools.waiting import until
 
 TEXTS = ["How far is the moon?", "384,400 km", "Ünïcode, 月", "", "a [MASK] and 'quotes'"] * 8
 
@@ -81,6 +82,7 @@ def test_queue_timeout_is_503_and_health_is_ready(door: RunningDoor) -> None:
     reply = door.embed(X_Queue_Timeout_Ms="1", X_Priority="interactive")  # the window alone is longer
     assert (reply.status, reply.error["code"]) == (503, "queue_timeout")
     assert door.get("/health").json == {"status": "ready", "models": {"encode": True}}
+    assert door.get("/health/ready").status == 200
 
 
 def test_client_that_goes_away_leaves_the_server_nothing_to_do(cpu_server: TritonServer, door: RunningDoor) -> None:
@@ -91,9 +93,9 @@ def test_client_that_goes_away_leaves_the_server_nothing_to_do(cpu_server: Trito
     connection = http.client.HTTPConnection("127.0.0.1", door.port)
     body = json.dumps({"input": [f"text {number} " + "word " * 20 for number in range(2048)]})
     connection.request("POST", "/v1/embeddings", body, {"Content-Type": "application/json"})
-    wait_for(lambda: computed() > before)
+    assert until(lambda: computed() > before)
     connection.close()
-    wait_for(lambda: door.metric("door_requests_total", status="499") == 1)
+    assert until(lambda: door.metric("door_requests_total", status="499") == 1)
     seen = [computed()]
     while len(seen) < 2 or seen[-1] > seen[-2]:  # until nothing is left to compute
         time.sleep(0.5)

@@ -19,8 +19,10 @@ from tritonclient.utils import InferenceServerException
 from builders.ports import free_ports
 from builders.server import TritonServer
 from builders.settings import load_settings
+from builders.supervisor import called_version
 from builders.versions import promote, record_start, rollback
 from tests.integration.conftest import PATIENT
+from tests.operations.container import script
 from tests.texts import mixed_texts
 from tests.tools.load import Call, Sample, open_loop, text_input
 from tests.tools.metrics import counter
@@ -69,6 +71,15 @@ def test_ensemble_answers_as_the_entry_when_texts_fit_its_bucket(server: TritonS
     assert np.array_equal(entry["TOKENS"], ensemble["TOKENS"])
     assert np.array_equal(entry["CUT"], ensemble["CUT"])
     assert entry["CUT"].max() > 0
+
+
+def test_launcher_reads_from_the_server_which_versions_are_called(server: TritonServer) -> None:
+    triton, calls = script("triton_http").Triton(server.ports.http), script("calls")
+    assert calls.calls_of("encode", triton) == {"encoder_32": 1, "encoder_128": 1}
+    assert calls.calls_of("ensemble_32", triton) == {"tokenize_32": 1, "encoder_32_queued": 1}
+    assert calls.calls_of("encoder_32", triton) == {}
+    assert calls.calls_of("encode_other", triton) is None
+    assert called_version(server.http, ("encode",), "encoder_32_queued") == 1
 
 
 def test_text_cut_or_refused_when_it_is_longer_than_the_bucket(server: TritonServer) -> None:
@@ -135,7 +146,7 @@ def test_configuration_has_the_entrys_queue_and_the_lanes_engine_when_queued(ser
     assert files[0].stat().st_ino == files[1].stat().st_ino
 
 
-# A queue of known service time
+# A queue of known service time; these tests measure times, and run alone.
 
 
 def timed(folder: Path, waker: str) -> Any:
@@ -175,6 +186,7 @@ def of(samples: list[Sample], kind: str) -> list[float]:
     return [sample.latency for sample in samples if sample.call.kind == kind]
 
 
+@pytest.mark.alone
 def test_interactive_request_overtakes_when_600_wait_in_the_ensembles_queue(busy_server: TritonServer) -> None:
     calls = [Call((f"text {n}",), {"priority": 2}, model="ensemble_32", kind="backlog") for n in range(600)]
     # By then all of the backlog is tokenised; it takes 19 batches of 50 ms.
@@ -186,6 +198,7 @@ def test_interactive_request_overtakes_when_600_wait_in_the_ensembles_queue(busy
     assert own < 0.6 * (max(of(samples, "backlog")) - 0.4)
 
 
+@pytest.mark.alone
 def test_queue_refuses_at_once_when_it_is_full(busy_server: TritonServer) -> None:
     calls = [Call((f"text {n}",), {"priority": 2}, model="ensemble_32") for n in range(1200)]
     samples = open_loop(busy_server.grpc_url, calls)
@@ -207,11 +220,13 @@ def stalled(server: TritonServer, bursts: int) -> int:
     return sum(seconds > np.percentile(taken, 25) + 0.4 for seconds in taken)
 
 
+@pytest.mark.alone
 def test_no_burst_stalls_when_the_queue_is_woken(busy_server: TritonServer) -> None:
     # Without a wake-up a third of the bursts and more stall (docs/queue.md); a busy machine gets a second round.
     assert stalled(busy_server, 20) <= 1 or stalled(busy_server, 20) <= 1
 
 
+@pytest.mark.alone
 def test_queue_not_woken_when_nothing_comes(busy_server: TritonServer) -> None:
     open_loop(busy_server.grpc_url, [Call(("text",), model="ensemble_32")])
     time.sleep(1.2)

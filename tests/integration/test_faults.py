@@ -29,6 +29,7 @@ from builders.supervisor import Supervisor, SupervisorSettings
 from builders.triton_log import ServerEvent
 from tests.tools.load import Call, Sample, open_loop, text_input
 from tests.tools.repositories import timed_repository
+from tests.tools.waiting import until
 
 psutil = pytest.importorskip("psutil")
 
@@ -181,15 +182,6 @@ def watched(site: Site, settings: SupervisorSettings = FAST) -> Iterator[Watched
             supervisor.close()
 
 
-def until(true: Callable[[], bool], seconds: float = 15.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not true():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
-
-
 @contextmanager
 def steady(site: Site, rate: float, seconds: float, text: str = "short {}") -> Iterator[list[Sample]]:
     """Open-loop traffic beside the block; the samples are there at its end, one per request."""
@@ -250,6 +242,19 @@ def test_hung_lane_is_found_and_replaced_when_nothing_of_it_is_answered(site: Si
         assert {event.model for event in watch.events if "it hangs" in event.text} == {"encoder_16"}
         assert until(lambda: watch.told("healed", "new processes"))
         assert until(watch.ready)
+        assert open_loop(site.server.grpc_url, [Call(("after",))])[0].error is None
+
+
+@pytest.mark.slow
+def test_process_that_does_not_move_is_killed_and_replaced(site: Site) -> None:
+    with watched(site) as watch:
+        (stopped,) = site.pids("encoder_16")
+        os.kill(stopped, signal.SIGSTOP)
+        assert until(lambda: watch.told("error", "is killed"))
+        assert {event.model for event in watch.events if "is killed" in event.text} == {"encoder_16"}
+        assert until(lambda: watch.told("healed", "new processes"))
+        assert until(watch.ready)
+        assert stopped not in site.pids("encoder_16")
         assert open_loop(site.server.grpc_url, [Call(("after",))])[0].error is None
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from builders.build import BuildOptions, build
 from builders.change import VersionChange
 from builders.control import ModelControl
 from builders.errors import LoadError, ManifestError, RestrictedError, UnreachableError
@@ -26,7 +25,7 @@ from builders.state import read_state
 from builders.versions import Change, check_served, promote, rollback
 from clients import EncoderClient, EncoderError
 from tests.integration.conftest import PATIENT
-from tests.tools.repositories import CACHE, settings_file
+from tests.tools.repositories import build_ungated, settings_file
 
 OTHER = "package:sre_embedding_model/model_weights"
 KEY = ("control", "secret")
@@ -81,14 +80,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("promote")
     small = {"buckets": [16, 64], "entry": {**PATIENT, "processes": 2}}
     settings = load_settings(settings_file(folder, "deploy.cpu.yaml", **small, model={"max_tokens": 64}))
-    first = build(settings, CACHE, print, BuildOptions(gate=False))
+    first = build_ungated(settings)
     assert (first.version, first.served) == (1, 1)
     site = Site(folder, settings, first.models)
     try:
         site.start()
         promote(site.repository, settings, 1, site.url, print, key=KEY)
         other = settings_file(folder, "deploy.cpu.yaml", **small, model={"source": OTHER, "max_tokens": 64})
-        second = build(load_settings(other), CACHE, print, BuildOptions(gate=False))
+        second = build_ungated(load_settings(other))
         assert (second.version, second.served, second.built) == (2, 1, True)
         yield site
     finally:
@@ -348,7 +347,7 @@ def test_served_version_is_kept_when_the_server_restarts(site: Site, expected: d
     assert site.server is not None
     site.server.stop()
     # As `serve` does: the settings still say version 1's model, what is served is version 2.
-    built = build(site.settings, CACHE, print, BuildOptions(gate=False))
+    built = build_ungated(site.settings)
     assert (built.version, built.served, built.built) == (1, 2, False)
     check_served(site.repository)
     site.start()

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import pytest
 import tritonclient.grpc as grpc
 from tritonclient.utils import InferenceServerException
@@ -122,14 +121,14 @@ def test_door_answers_429_when_the_queue_is_full_and_503_when_it_was_waited_in_t
 
 
 def test_no_burst_stalls_when_the_wake_up_is_on(tmp_path_factory: pytest.TempPathFactory) -> None:
-    # Without the wake-up about a third of the bursts stall with one process (docs/measurements/). A busy machine gets a
-    # second round, in which it may hold up two of them by itself.
-    for allowed in (0, 2):
-        result = run_bursts(tmp_path_factory.mktemp("bursts"), wake_after_ms=2.0, bursts=30, processes=1)
+    # Without the wake-up every second burst stalls with one process, often all of them (docs/queue.md): twelve that do
+    # not are chance in one of 4,000 cases. A busy machine gets a second round, in which it may hold up two by itself.
+    for bursts, allowed in ((12, 0), (30, 2)):
+        result = run_bursts(tmp_path_factory.mktemp("bursts"), wake_after_ms=2.0, bursts=bursts, processes=1)
         assert result.errors == 0
-        if sum(seconds > np.median(result.seconds) + 0.2 for seconds in result.seconds) <= allowed:
+        if result.stalled <= allowed:
             return
-    pytest.fail(f"bursts took {sorted(result.seconds)[-3:]} s at most, median {np.median(result.seconds):.3f} s")
+    pytest.fail(f"{result.stalled} of {bursts} bursts stalled: {sorted(result.seconds)} s")
 
 
 def test_wake_ups_stop_when_nothing_comes(timed_server: TritonServer) -> None:

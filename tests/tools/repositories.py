@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from builders.build import BuildOptions, BuildResult, build
-from builders.settings import load_deployments, load_settings
+from builders.build import BuildOptions, BuildResult, build, graph_cache
+from builders.engine import reference_graph
+from builders.settings import DeploySettings, load_deployments, load_settings
+from builders.source import open_source
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Exported graphs are kept here between runs, as `make demo` keeps them.
@@ -23,15 +26,30 @@ def settings_file(folder: Path, base: str, **overrides: Any) -> Path:
     return path
 
 
+def build_ungated(settings: DeploySettings) -> BuildResult:
+    """What `build` gives without the accuracy gate, which has tests of its own.
+
+    Of processes that need the same graph at the same time one exports it, and the others wait for that.
+    """
+    source = open_source(settings.model)
+    exported = graph_cache(CACHE) / f"{source.sha256[:12]}-fp32"
+    exported.parent.mkdir(parents=True, exist_ok=True)
+    with exported.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (exported / "export.json").exists():
+            reference_graph(source, None, exported.parent, print)
+    return build(settings, CACHE, print, BuildOptions(gate=False))
+
+
 def repository(folder: Path, base: str = "deploy.cpu.yaml", **overrides: Any) -> BuildResult:
-    """Build a repository below `folder`, without the accuracy gate, which has tests of its own."""
-    return build(load_settings(settings_file(folder, base, **overrides)), CACHE, print, BuildOptions(gate=False))
+    """Build a repository below `folder`, without the accuracy gate."""
+    return build_ungated(load_settings(settings_file(folder, base, **overrides)))
 
 
 def repositories(folder: Path, models: list[dict[str, Any]], **overrides: Any) -> list[BuildResult]:
     """Build several models into one repository below `folder`, as `repository` does with one."""
     file = settings_file(folder, "deploy.cpu.yaml", models=models, **overrides)
-    return [build(settings, CACHE, print, BuildOptions(gate=False)) for settings in load_deployments(file)]
+    return [build_ungated(settings) for settings in load_deployments(file)]
 
 
 def timed_repository(
