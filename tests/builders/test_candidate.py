@@ -168,7 +168,7 @@ def test_lease_is_renewed_and_holds_what_the_entry_needs(server: Server, run: Ru
 def test_trial_without_hope_ended_early(server: Server, run: Run) -> None:
     server.failing = 50
     began = time.monotonic()
-    done = run(options=TrialOptions(share=0.2, seconds=60, limits=OPTIONS.limits), apply=True)
+    done = run(options=LONG, apply=True)
     assert time.monotonic() - began < 10
     assert done.verdict.kind == "worse"
     assert done.change is None
