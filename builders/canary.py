@@ -64,7 +64,7 @@ class Canary:
         model: an entry or a lane.
         settings: how often.
         found: told each finding, from the canary's thread.
-        version: which version to ask; None leaves it to Triton, which takes the highest. May raise as the server's API.
+        version: which version to ask; None leaves it to Triton, which takes the highest.
     """
 
     def __init__(
@@ -108,9 +108,8 @@ class Canary:
             if before == self._stuck_at:
                 return self._again(Finding("hung", self._settings.deadline_s, "it still computes nothing", 0, began))
             self._stuck_at = None
-            version = self._version()
             try:
-                health, text = self._infer(version)
+                health, text = self._infer()
             except TimeoutError:
                 health, text = self._after_silence(before, loads)
         except (ControlError, TimeoutError) as error:
@@ -126,9 +125,10 @@ class Canary:
             self._answered, self._moved = answered, time.monotonic()
         return answered
 
-    def _infer(self, version: int | None) -> tuple[Health, str]:
+    def _infer(self) -> tuple[Health, str]:
         if self._body is None:
             self._body = self._request()
+        version = self._version()
         of_version = "" if version is None else f"/versions/{version}"
         path = f"/v2/models/{quote(self.model, safe='')}{of_version}/infer"
         status, answer = self._api.ask("POST", path, self._body, timeout_s=self._settings.deadline_s)

@@ -78,15 +78,6 @@ class HttpApi:
         except (ControlError, TimeoutError):
             return False
 
-    def versions(self, model: str) -> tuple[int, ...]:
-        """Versions of a model that answer, rising; none where it is not loaded.
-
-        Raises:
-            ControlError, TimeoutError: as `ask`.
-        """
-        status, answer = self.ask("GET", f"/v2/models/{quote(model, safe='')}")
-        return tuple(sorted(map(int, answer.get("versions") or ()))) if status == 200 else ()
-
     def answered(self, model: str) -> int:
         """Requests that all loaded versions of a model have answered since their load; refused ones do not count.
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
 import signal
 import threading
 import time
@@ -21,7 +20,7 @@ from functools import partial
 from pathlib import Path
 
 from builders.canary import Canary, CanarySettings, Finding
-from builders.errors import ControlError
+from builders.errors import ControlError, StateError
 from builders.health import ModelStatus, Status
 from builders.http_api import HttpApi
 from builders.model_processes import ModelProcess, ModelProcesses, cpu_seconds
@@ -36,11 +35,10 @@ from builders.names import (
     model_name,
 )
 from builders.server_checks import entry_facts
+from builders.state import read_state
 from builders.triton_log import EventKind, ServerEvent
 
 _log = logging.getLogger(__name__)
-#: So many deadlines an entry that hangs is taken to wait for a lane: the lane's own canary tells within one more.
-_PATIENCE = 2
 
 
 @dataclass(frozen=True)
@@ -216,7 +214,7 @@ class Supervisor:
 
     def _start_canary(self, name: str, model: _Model) -> None:
         if self._settings.canary.every_s > 0:
-            version = partial(called_version, self._api, tuple(self._entries), name)
+            version = partial(beside_a_trial, self._repository, tuple(self._entries), name)
             model.canary = Canary(self._api, name, self._settings.canary, self._found, version)
             model.canary.start()
 
@@ -306,10 +304,7 @@ class Supervisor:
             os.kill(pid, signal.SIGKILL)
 
     def _found(self, name: str, finding: Finding) -> None:
-        """What a canary showed; the processes of a model that hangs, or is frozen, are ended, and so healed.
-
-        The container's launcher judges alike (docker/watch.py), and a test holds the two together.
-        """
+        """What a canary showed; a hung model's processes are ended, and so healed."""
         model = self._models.get(name)
         if model is None:
             return
@@ -327,30 +322,25 @@ class Supervisor:
                 for other_name, other in self._models.items()
                 if is_entry(name) and is_lane(other_name, model_name(name))
             ]
-            # Answers of any kind, errors too: then the entry does not wait for them.
-            lanes_answer = all(lane.finding.health in ("ok", "busy", "failed") and not lane.dead for lane in lanes)
+            lanes_well = all(lane.finding.health in ("ok", "busy") and not lane.dead for lane in lanes)
         if _is_bad(finding) and not (_is_bad(before) and finding.health == before.health):
             self._tell("error", name, f"its canary {finding.health}: {finding.text}")
         elif _is_bad(before) and finding.health in ("ok", "busy"):
             self._tell("healed", name, "its canary is answered again")
-        now, deadline = time.monotonic(), self._settings.canary.deadline_s
-        if model.dead or now - model.changed < deadline:
-            return
-        if model.hung_since is not None:
+        if model.hung_since is not None and not model.dead:
             # An entry whose lane hangs waits for it: the lanes' own canaries tell that within one more deadline.
-            patience, at_fault = (_PATIENCE * deadline, lanes_answer) if lanes else (0.0, True)
-            if at_fault and now - model.hung_since >= patience:
-                self._end(name, model, "hangs")
-        elif _is_frozen(name, finding):
-            self._end(name, model, "does not move")
+            now, deadline = time.monotonic(), self._settings.canary.deadline_s
+            patience, at_fault = (2 * deadline, lanes_well) if is_entry(name) else (0.0, True)
+            if at_fault and now - model.hung_since >= patience and now - model.changed >= deadline:
+                self._end_hung(name, model)
 
-    def _end(self, name: str, model: _Model, what: str) -> None:
-        """Kill the processes of a model: what they hold gets an error, and their death is healed."""
+    def _end_hung(self, name: str, model: _Model) -> None:
+        """Kill the processes of a model that hangs: what they hold gets an error, and their death is healed."""
         with self._lock:
             model.changed = time.monotonic()
         for process in self._processes.living(name):
             if process.pid not in self._retired:
-                self._tell("error", name, f"it {what}: its process {process.instance} is killed")
+                self._tell("error", name, f"it hangs: its process {process.instance} is killed")
                 self._kill(process.pid)
 
     def _tell(self, kind: EventKind, model: str, text: str) -> None:
@@ -362,28 +352,17 @@ def _is_bad(finding: Finding) -> bool:
     return finding.health == "hung" or (finding.health == "failed" and finding.times > 1)
 
 
-def _is_frozen(name: str, finding: Finding) -> bool:
-    """Whether Triton answered for a model, twice in a row, that its process does not move: stopped, or at a disk.
+def beside_a_trial(repository: Path, entries: Sequence[str], model: str) -> int | None:
+    """The served version of a lane, or of a step of an ensemble, while another one is on trial beside it; else None.
 
-    A process that died gets the same words until it is healed, which is sooner than a second canary.
-    """
-    again = finding.health == "failed" and finding.times > 1
-    return again and re.search(rf"'{re.escape(name)}_\d+_\d+' is not healthy", finding.text) is not None
-
-
-def called_version(api: HttpApi, entries: Sequence[str], model: str) -> int | None:
-    """The version of a lane, or of a step of an ensemble, that is served; None for another model and where none is.
-
-    Triton would ask the highest version that is loaded: a bad candidate, or a bad version whose lanes a rollback left,
-    must not make its server look ill. The server is asked, not the state file: it knows what it serves.
-
-    Raises:
-        ControlError, TimeoutError: as `HttpApi.ask`.
+    Triton would ask the highest version that is loaded: a bad candidate must not make its server look ill.
     """
     for entry in entries:
         name = model_name(entry)
         if is_lane(model, name) or (is_of_ensemble(model, name) and not is_ensemble(model)):
-            return max(api.versions(entry), default=None)
+            with contextlib.suppress(StateError):
+                state = read_state(repository, name)
+                return state.served if state is not None and state.candidate is not None else None
     return None
 
 

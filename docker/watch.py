@@ -1,13 +1,12 @@
 """What the launcher knows of the models: which lost a process, and which answer nobody any more.
 
-The look of `builders.supervisor`, for the server's image, which has no package of this project; a test holds the two
-to one judgement. It replaces nothing: for that the repository would have to be written to, and here it is mounted
-read-only. A new start of the container heals both. Standard library alone.
+The look of `builders.supervisor`, for the server's image, which has no package of this project. It replaces nothing:
+for that the repository would have to be written to, and here it is mounted read-only. A new start of the container
+heals both. Standard library alone.
 """
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,13 +14,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from calls import calls_of
 from processes import Loss, dead_models
 from repository import LaunchError, Model
 from triton_http import Triton
 
-#: So many deadlines an entry that hangs is taken to wait for a lane: the lane's own canary tells within one more.
-_PATIENCE = 2
+#: Of Triton's error for a model whose process is there and does not move any more (stopped, or waiting for a disk).
+_FROZEN = "is not healthy"
 
 
 @dataclass(frozen=True)
@@ -51,10 +49,6 @@ class ModelState:
         times: how often in a row the canary found the same.
         canary_s: how long the last one took, seconds.
         said: the canary's error, for people.
-        hung_since: when the canary first found it hung; None while it does not.
-        waits: it hangs, and what it calls may be the reason.
-        frozen: Triton answered for it, twice in a row, that its process is there and does not move (stopped, or waiting
-            for a disk).
     """
 
     loaded: bool = False
@@ -63,9 +57,6 @@ class ModelState:
     times: int = 0
     canary_s: float = 0.0
     said: str = ""
-    hung_since: float | None = None
-    waits: bool = False
-    frozen: bool = False
 
     @property
     def dead(self) -> int:
@@ -79,16 +70,12 @@ class ModelState:
         return self.loaded and self.loss is None and not bad
 
     @property
-    def answers(self) -> bool:
-        """It gives answers, be they errors: nobody who calls it hangs because of it."""
-        return self.loss is None and self.canary in ("ok", "busy", "failed")
-
-    @property
     def fatal(self) -> str:
         """What only a new start heals, for people; empty when there is nothing of the kind."""
         if self.loss:
             return str(self.loss)
-        return self.said if self.frozen or (self.canary == "hung" and not self.waits) else ""
+        frozen = self.canary == "failed" and self.times > 1 and _FROZEN in self.said
+        return self.said if frozen or self.canary == "hung" else ""
 
 
 @dataclass
@@ -119,7 +106,6 @@ class Watch:
         self._patient = Triton(port, timeout_s=self._settings.deadline_s)
         self._states = {model.name: ModelState() for model in self._models}
         self._progress: dict[str, _Progress] = {}
-        self._calls: dict[str, dict[str, int]] = {}
         self._looked = False
         self._closed = threading.Event()
 
@@ -173,45 +159,17 @@ class Watch:
 
     def ask_all(self) -> None:
         """Ask every model that is loaded something small, one after the other."""
-        for name in self.entries():
-            called = calls_of(name, self._quick)
-            if called is not None:
-                self._calls[name] = called
         for name, state in list(self._states.items()):
             if self._closed.is_set():
                 return
             if not state.loaded:
-                self._judge(name, state, "unknown", "")
-                state.times = 0
+                state.canary, state.times, state.said = "unknown", 0, ""
                 continue
             began = time.monotonic()
-            progress = self._progress.setdefault(name, _Progress())
-            found, said = self._ask(name, progress)
-            if found != "busy":
-                progress.refused_since = None
+            found, state.said = self._ask(name, self._progress.setdefault(name, _Progress()))
             state.canary_s = time.monotonic() - began
-            self._judge(name, state, found, said)
-
-    def _judge(self, name: str, state: ModelState, found: str, said: str) -> None:
-        """Take down what was found, and whose fault it is."""
-        now = time.monotonic()
-        if found != "hung":
-            state.hung_since = None
-        elif state.hung_since is None:
-            state.hung_since = now
-        state.times = state.times + 1 if state.canary == found else 1
-        again = re.search(rf"'{re.escape(name)}_\d+_\d+' is not healthy", said) is not None and state.times > 1
-        state.waits = state.hung_since is not None and self._may_wait(name, now - state.hung_since)
-        # `fatal` is asked for from other threads: what excuses goes before what it excuses.
-        state.frozen = found == "failed" and again
-        state.said, state.canary = said, found
-
-    def _may_wait(self, name: str, hung_s: float) -> bool:
-        """Whether a model that has hung for so long may hang because of one that it calls."""
-        called = [self._states[lane] for lane in self._calls.get(name, ()) if lane in self._states]
-        if not called:
-            return False
-        return hung_s < _PATIENCE * self._settings.deadline_s or not all(state.answers for state in called)
+            state.times = state.times + 1 if state.canary == found else 1
+            state.canary = found
 
     def _ask(self, name: str, progress: _Progress) -> tuple[str, str]:
         before = self._answered(name, progress)
@@ -224,17 +182,13 @@ class Watch:
         progress.body = progress.body or self._request(name)
         if progress.body is None:
             return "failed", f"{name} has no metadata"
-        answer = self._patient.post(f"/v2/models/{name}{self._version(name)}/infer", progress.body)
+        answer = self._patient.post(f"/v2/models/{name}/infer", progress.body)
         if answer.timed_out:
             return self._after_silence(name, before, progress)
         if answer.status != 503 or "not ready" in answer.text:
+            progress.refused_since = None
             return ("ok", "") if answer.ok else ("failed", f"{name} answers {answer.status}: {answer.text[:200]}")
         return self._after_refusal(name, progress)
-
-    def _version(self, name: str) -> str:
-        """Part of the path that names the version of a lane that is called: another one may be loaded, and bad."""
-        versions = [called[name] for called in self._calls.values() if name in called]
-        return f"/versions/{versions[0]}" if versions else ""
 
     def _after_silence(self, name: str, before: int, progress: _Progress) -> tuple[str, str]:
         """A long queue, or a model that computes nothing any more?"""

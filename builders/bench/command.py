@@ -17,7 +17,9 @@ from builders.settings import DeploySettings, load_settings
 
 if TYPE_CHECKING:
     from builders.bench.driver import Driver
+    from builders.bench.ladder import Rung
     from builders.bench.load import LoadSpec
+    from builders.bench.product import ProductDriver
     from builders.bench.result import BenchResult, Journal
     from builders.bench.rounds import Measurement
     from clients.load.page import Grid
@@ -32,6 +34,8 @@ _NO_VERDICT = 3
 _BUSY = 0.15
 #: From this share of the generator's own maximum on, it may be what is measured.
 _NEAR_GENERATOR = 0.7
+#: Loads of a paired run in which the generator may be late, share of 1: so many ratios are left out at either end.
+_FEW_LATE = 0.2
 #: Title, result, tables, measurements.
 Part = tuple[str, "BenchResult", "list[Grid]", "list[Measurement]"]
 
@@ -279,10 +283,8 @@ def _result(
 
 
 def _ladder(setup: Session, rounds: int, naive: bool, journal: Journal) -> Part:
-    from builders.bench.cold import leave_cold
     from builders.bench.ladder import ladder, not_in_table
     from builders.bench.naive import NaiveDriver
-    from builders.bench.product import ProductDriver
     from builders.bench.report import ladder_grid, not_shown, servers
     from builders.bench.result import write_result
     from builders.bucket import BucketPlan
@@ -298,11 +300,7 @@ def _ladder(setup: Session, rounds: int, naive: bool, journal: Journal) -> Part:
     # Folders of their own: the files of a cold row are no longer what the builders published.
     with TemporaryDirectory(dir=setup.work, prefix="ladder-") as folder:
         drivers: list[Driver] = [NaiveDriver(setup.source)] if naive else []
-        for rung in rungs:
-            change = leave_cold if rung.cold else None
-            drivers.append(
-                ProductDriver(setup.settings, rung.variant, Path(folder), setup.cache, setup.log, change=change)
-            )
+        drivers += [rung_driver(setup, rung, Path(folder)) for rung in rungs]
         load = replace(setup.load, rounds=rounds)
         result, measured = _measured(setup, drivers, load, journal, keep=False, flat=flat)
     grids = [ladder_grid(result), servers(result), not_shown(not_in_table(setup.settings))]
@@ -312,6 +310,17 @@ def _ladder(setup: Session, rounds: int, naive: bool, journal: Journal) -> Part:
             setup.screen.print(escape(f"{name}: {words}"), soft_wrap=True)
     write_result(setup.output / "ladder.json", result)
     return "each technique switched on in turn", result, grids, measured
+
+
+def rung_driver(setup: Session, rung: Rung, folder: Path) -> ProductDriver:
+    """The server of a row of the table of techniques; its files are below `folder`."""
+    from builders.bench.cold import leave_cold
+    from builders.bench.product import ProductDriver
+
+    # Apart: the row that warm-up is switched on in has the settings of a cold one, and would find its files.
+    work = folder / ("cold" if rung.cold else "warm")
+    change = leave_cold if rung.cold else None
+    return ProductDriver(setup.settings, rung.variant, work, setup.cache, setup.log, change=change)
 
 
 def _paired(setup: Session, other: Path, pairs: int, seconds: float) -> int:
@@ -351,7 +360,15 @@ def _paired(setup: Session, other: Path, pairs: int, seconds: float) -> int:
     _show(setup, result, [])
     write_result(setup.output / "paired.json", result)
     setup.log(f"results: {setup.output / 'paired.json'}")
-    return int(worse is not None or any(one.verdict == "slower" for one in comparisons))
+    if worse is not None or any(one.verdict == "slower" for one in comparisons):
+        return 1
+    if sum(not one.summary.valid for one in measured) <= _FEW_LATE * len(measured):
+        return 0
+    # It limited both alike: that they are the same says nothing.
+    setup.screen.print(
+        "no verdict: the load generator was late, or the limit; use more --load-processes", soft_wrap=True
+    )
+    return _NO_VERDICT
 
 
 def _show(setup: Session, result: BenchResult, grids: list[Grid]) -> None:

@@ -129,7 +129,8 @@ def ratio_of_figures(
     """Ratio of the means of one figure a round (a throughput), B to A; at least one round a side, all above 0.
 
     The rounds of both sides are taken to spread alike, as in Student's test of two samples: of two times three rounds
-    each side alone would know too little of its spread to find a slow-down of a third.
+    each side alone would know too little of its spread to find a slow-down of a third. That holds for as many rounds on
+    either side; else the side with fewer decides how little is known.
     """
     chance = np.random.default_rng(seed)
     a, b = np.asarray(before, np.float64), np.asarray(after, np.float64)
@@ -138,7 +139,8 @@ def ratio_of_figures(
     drawn_a = a[chance.integers(0, len(a), (draws, len(a)))].mean(axis=1)
     drawn_b = b[chance.integers(0, len(b), (draws, len(b)))].mean(axis=1)
     interval = _interval(float(b.mean() / a.mean()), drawn_b / drawn_a, level)
-    return _widened(interval, min(len(a), len(b)), len(a) + len(b) - 2, level)
+    fewer = min(len(a), len(b))
+    return _widened(interval, fewer, 2 * (fewer - 1) if len(a) == len(b) else fewer - 1, level)
 
 
 def ratio_of_pairs(

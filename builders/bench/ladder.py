@@ -69,7 +69,8 @@ _INT8 = _Technique(
 def ladder(settings: DeploySettings, plan: BucketPlan, fusion_steps: tuple[str, ...]) -> list[Rung]:
     """The rows, from everything off to everything on; a technique that the file does not use gets no row.
 
-    The last row is the file as it is, but for a row of int8 where a CPU engine does not use it already.
+    The last row is the file as it is, but for its ensembles, and for a row of int8 where a CPU engine does not use it
+    already.
 
     Args:
         settings: the deployment; every row has patient queue timeouts, so that slow rows answer as well.

@@ -107,9 +107,14 @@ def against(stored: BenchResult, fresh: BenchResult, driver: str, *, level: floa
 
 
 def _cpu_of(run: BenchResult, driver: str) -> list[float]:
-    """CPU time a text of each closed loop, seconds by the number of cores; empty where a round has none."""
-    found = [row.cpu_share / row.throughput if row.throughput > 0 else 0.0 for row in run.of(driver, "closed")]
-    return found if all(value > 0 for value in found) else []
+    """CPU time a text of each closed loop, seconds by the number of cores; empty where a round has none.
+
+    Nor where requests failed: one that waits for its deadline in vain makes the time longer that the share is of.
+    """
+    rows = run.of(driver, "closed")
+    if any(row.failed or row.throughput <= 0 or row.cpu_share <= 0 for row in rows):
+        return []
+    return [row.cpu_share / row.throughput for row in rows]
 
 
 def _with_failures(run: BenchResult, driver: str) -> list[Floats]:

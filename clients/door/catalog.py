@@ -24,6 +24,8 @@ _ASK_S = 5.0
 _READY_S = 2.0
 #: How long an answer about health holds, seconds: these questions are open to everybody.
 _KEPT_S = 0.5
+#: A model that the server has no longer counts as not ready for so long, seconds.
+_GONE_S = 600.0
 #: Questions at once whether a server lives. Of several servers behind one name each gets some, so that one of them that
 #: does not answer does not speak for the others.
 _LIVE_ASKED = 3
@@ -80,7 +82,8 @@ class Catalog:
         self._missing: dict[str, EncoderError] = {}
         self._lock = asyncio.Lock()
         self._looked = -_LOOK_S
-        self._told: set[str] = set()
+        #: Name -> when the server last had it, on the clock of time.monotonic.
+        self._told: dict[str, float] = {}
         self._ready, self._live = _Kept(self._ask_ready), _Kept(self._ask_live)
         self._client(ENTRY, _BATCH)
 
@@ -212,9 +215,15 @@ class Catalog:
         answers = dict(zip(names, await asyncio.gather(*map(one, names)), strict=True))
         for name, answer in answers.items():
             self._metrics.ready.labels(name).set(answer)
-        for name in self._told - answers.keys():  # no longer served: its last word must not stay
-            self._metrics.ready.remove(name)
-        self._told = set(answers)
+        now = time.monotonic()
+        self._told |= dict.fromkeys(answers, now)
+        for name, seen in list(self._told.items()):
+            # One that is not loaded any more is not ready: told for long enough that an alert can fire, then forgotten.
+            if now - seen >= _GONE_S:
+                self._metrics.ready.remove(name)
+                del self._told[name]
+            elif name not in answers:
+                self._metrics.ready.labels(name).set(0)
         return answers
 
     def _known(self, name: str | None, tasks: tuple[str, ...]) -> Model | None:

@@ -167,6 +167,11 @@ def test_a_slow_down_of_thirty_percent_is_found_in_the_throughput_of_three_round
     assert wrong == 0
 
 
+def test_the_side_with_fewer_rounds_decides_how_little_is_known() -> None:
+    many = [100.0 + number % 3 for number in range(20)]
+    assert ratio_of_figures([100.0, 102.0], many).low < ratio_of_figures(many, many).low / 1.1
+
+
 def test_equal_seeds_give_equal_intervals() -> None:
     some = pairs(np.random.default_rng(1), 1.05, 0.05)
     assert ratio_of_pairs(some, seed=3) == ratio_of_pairs(some, seed=3) != ratio_of_pairs(some, seed=4)

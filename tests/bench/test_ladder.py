@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from builders.bench.cold import leave_cold
+from builders.bench.command import rung_driver
 from builders.bench.driver import BenchError
 from builders.bench.ladder import Rung, ladder, not_in_table
 from builders.bench.product import PATIENT, ProductDriver, Variant, merge, overridden
@@ -34,6 +35,17 @@ def rows(config: str, folder: Path) -> tuple[list[Rung], list[DeploySettings], E
     source = open_source(settings.model)
     rungs = ladder(settings, bucket_plan(settings, source), STEPS)
     return rungs, [overridden(settings, rung.variant, folder) for rung in rungs], source
+
+
+def test_no_warm_row_finds_the_files_of_a_cold_one(tmp_path: Path) -> None:
+    rungs, _, _ = rows("deploy.cpu.yaml", tmp_path)
+    setup: Any = SimpleNamespace(settings=load_settings(ROOT / "deploy.cpu.yaml"), cache=CACHE, log=print)
+    places = {True: set(), False: set()}
+    for rung in rungs:
+        places[rung.cold].add(rung_driver(setup, rung, tmp_path).settings.repository)
+    assert places[True]
+    assert places[False]
+    assert not places[True] & places[False]
 
 
 @pytest.mark.parametrize("config", ["deploy.cpu.yaml", "deploy.long.cpu.yaml", "deploy.yaml"])

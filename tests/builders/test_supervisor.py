@@ -25,8 +25,9 @@ from builders.http_api import HttpApi
 from builders.model_processes import ModelProcess, ModelProcesses, _Member
 from builders.ports import free_ports
 from builders.server import TritonServer
+from builders.state import Candidate, Served, write_state
 from builders.supervise import find_server
-from builders.supervisor import Supervisor, SupervisorSettings, called_version
+from builders.supervisor import Supervisor, SupervisorSettings, beside_a_trial
 from builders.triton_log import ServerEvent
 from tests.builders.test_server import tiny_repository
 from tests.tools.waiting import until
@@ -51,7 +52,6 @@ class Played:
     asked: list[str] = field(default_factory=list)
     loads: list[str] = field(default_factory=list)
     load_error: str = ""
-    versions: dict[str, list[str]] = field(default_factory=dict)
 
     def api(self) -> HttpApi:
         return HttpApi(HOST, self.port)
@@ -68,10 +68,7 @@ class Played:
             self.answered += self.others + (self.status == 200 and self.delay_s < QUICK.deadline_s)
             return (200, {}) if self.status == 200 else (self.status, {"error": self.error})
         assert method == "GET"
-        model = path.split("/")[3]
-        if model in self.versions and not self.versions[model]:
-            return 400, {"error": "unknown model"}
-        return 200, {"versions": self.versions.get(model, ["1"]), "inputs": [TEXT], "outputs": [{"name": "TOKENS"}]}
+        return 200, {"inputs": [TEXT], "outputs": [{"name": "TOKENS"}]}
 
 
 @pytest.fixture
@@ -316,22 +313,6 @@ def test_one_failed_canary_is_no_reason_and_two_are(watch: Watch) -> None:
     assert watch.events[-1].kind == "healed"
 
 
-def test_processes_that_do_not_move_are_killed_at_the_second_canary_and_others_are_left_alone(
-    watch: Watch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    killed: list[int] = []
-    monkeypatch.setattr(watch.deaths, "living", lambda model, version=None: [ModelProcess(7, "encode_0_0", model, 1)])
-    monkeypatch.setattr(watch.supervisor, "_kill", killed.append)
-    now = time.monotonic()
-    for text in ("Stub process 'encoder_16_0_0' is not healthy.", "the engine is broken"):
-        watch.supervisor._found("encode", Finding("failed", 0.1, text, 2, now))
-    watch.supervisor._found("encode", Finding("failed", 0.1, "Stub process 'encode_0_0' is not healthy.", 1, now))
-    assert killed == []
-    watch.supervisor._found("encode", Finding("failed", 0.1, "Stub process 'encode_0_0' is not healthy.", 2, now))
-    assert killed == [7]
-    assert watch.events[-1].text == "it does not move: its process encode_0_0 is killed"
-
-
 def test_what_a_canary_asked_before_a_heal_says_nothing_of_the_new_processes(watch: Watch) -> None:
     asked = time.monotonic()
     watch.die()
@@ -457,14 +438,14 @@ def test_silent_connection_does_not_hold_the_endpoint_up() -> None:
         assert time.monotonic() - began < 2
 
 
-def test_canary_asks_the_version_of_a_lane_that_its_entry_calls_whatever_else_is_loaded(played: Played) -> None:
-    """As during a trial, and after a rollback from a bad version: its lanes stay loaded."""
-    played.versions = {"encode": [], "encode_minilm": ["1"], "encoder_minilm_16": ["1", "2"]}
-    version = partial(called_version, played.api(), ("encode", "encode_minilm"))
+def test_canary_asks_the_served_version_of_a_lane_while_another_one_is_on_trial(played: Played, tmp_path: Path) -> None:
+    version = partial(beside_a_trial, tmp_path, ("encode", "encode_minilm"))
+    lease = Candidate(version=3, share=0.1, until=0.0, deadline_s=5.0, entry={})
+    write_state(tmp_path, Served(served=2, lanes=(2,)))
+    write_state(tmp_path, Served(served=1, lanes=(1,), candidate=lease), "minilm")
+    assert version("encoder_16") is None
     assert version("encoder_minilm_16") == 1
     assert version("encoder_minilm_16_queued") == version("tokenize_minilm_16") == 1
-    # Nothing is served of this one.
-    assert version("encoder_16") is None
     # These are of one version alone.
     assert version("encode_minilm") is version("ensemble_minilm_16") is None
     asking = Canary(
@@ -472,14 +453,5 @@ def test_canary_asks_the_version_of_a_lane_that_its_entry_calls_whatever_else_is
     )
     assert asking.ask().health == "ok"
     assert played.asked == ["/v2/models/encoder_minilm_16/versions/1/infer"]
-    played.versions["encode_minilm"] = ["1", "2"]
-    assert version("encoder_minilm_16") == 2
-
-
-def test_canary_finds_a_lane_failed_and_not_hung_when_the_served_version_does_not_come_in_time(played: Played) -> None:
-    def version() -> int:
-        raise TimeoutError
-
-    asking = Canary(played.api(), "encoder_16", QUICK, lambda model, finding: None, version)
-    assert [asking.ask().health for _ in range(2)] == ["failed", "failed"]
-    assert played.asked == []
+    (tmp_path / ".served.minilm.json").write_text("broken")
+    assert version("encoder_minilm_16") is None

@@ -19,6 +19,7 @@ from tritonclient.grpc import service_pb2
 from typer.testing import CliRunner
 
 from clients.cli import app
+from clients.door import catalog
 from clients.door.command import unknown_variables
 from clients.door.log import JsonLines
 from clients.door.settings import DoorSettings
@@ -55,6 +56,22 @@ def test_one_ill_model_leaves_the_door_ready_and_is_told_by_the_metrics_unasked(
         reply = door.get("/health/ready")
         assert (reply.status, reply.json) == (200, {"status": "ready"})
         assert door.embed().status == 200
+
+
+def test_model_that_the_server_lost_counts_as_not_ready_until_it_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serve() as triton, running(triton.url, refresh_s=0.05) as door:
+        assert until(lambda: door.metric("door_model_ready", model="encode") == 1)
+        known = triton.reply
+
+        def answer(kind: str, name: str = "", version: str = "") -> Any:
+            nothing = {"index": service_pb2.RepositoryIndexResponse, "statistics": service_pb2.ModelStatisticsResponse}
+            return nothing[kind]() if kind in nothing else known(kind, name, version)
+
+        triton.reply = answer  # type: ignore[method-assign]
+        assert until(lambda: door.metric("door_model_ready", model="encode") == 0)
+        assert b'door_model_ready{model="encode"} 0.0' in door.get("/metrics").body
+        monkeypatch.setattr(catalog, "_GONE_S", 0.0)
+        assert until(lambda: b"door_model_ready{" not in door.get("/metrics").body)
 
 
 def test_one_server_of_several_that_answers_nothing_leaves_the_door_ready(monkeypatch: pytest.MonkeyPatch) -> None:

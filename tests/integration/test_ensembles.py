@@ -19,10 +19,8 @@ from tritonclient.utils import InferenceServerException
 from builders.ports import free_ports
 from builders.server import TritonServer
 from builders.settings import load_settings
-from builders.supervisor import called_version
 from builders.versions import promote, record_start, rollback
 from tests.integration.conftest import PATIENT
-from tests.operations.container import script
 from tests.texts import mixed_texts
 from tests.tools.load import Call, Sample, open_loop, text_input
 from tests.tools.metrics import counter
@@ -71,15 +69,6 @@ def test_ensemble_answers_as_the_entry_when_texts_fit_its_bucket(server: TritonS
     assert np.array_equal(entry["TOKENS"], ensemble["TOKENS"])
     assert np.array_equal(entry["CUT"], ensemble["CUT"])
     assert entry["CUT"].max() > 0
-
-
-def test_launcher_reads_from_the_server_which_versions_are_called(server: TritonServer) -> None:
-    triton, calls = script("triton_http").Triton(server.ports.http), script("calls")
-    assert calls.calls_of("encode", triton) == {"encoder_32": 1, "encoder_128": 1}
-    assert calls.calls_of("ensemble_32", triton) == {"tokenize_32": 1, "encoder_32_queued": 1}
-    assert calls.calls_of("encoder_32", triton) == {}
-    assert calls.calls_of("encode_other", triton) is None
-    assert called_version(server.http, ("encode",), "encoder_32_queued") == 1
 
 
 def test_text_cut_or_refused_when_it_is_longer_than_the_bucket(server: TritonServer) -> None:

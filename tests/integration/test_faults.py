@@ -246,19 +246,6 @@ def test_hung_lane_is_found_and_replaced_when_nothing_of_it_is_answered(site: Si
 
 
 @pytest.mark.slow
-def test_process_that_does_not_move_is_killed_and_replaced(site: Site) -> None:
-    with watched(site) as watch:
-        (stopped,) = site.pids("encoder_16")
-        os.kill(stopped, signal.SIGSTOP)
-        assert until(lambda: watch.told("error", "is killed"))
-        assert {event.model for event in watch.events if "is killed" in event.text} == {"encoder_16"}
-        assert until(lambda: watch.told("healed", "new processes"))
-        assert until(watch.ready)
-        assert stopped not in site.pids("encoder_16")
-        assert open_loop(site.server.grpc_url, [Call(("after",))])[0].error is None
-
-
-@pytest.mark.slow
 def test_crash_loop_is_told_and_not_ready_when_a_model_dies_again_and_again(site: Site) -> None:
     with watched(site) as watch:
         for number in range(1, FAST.loop_heals + 1):

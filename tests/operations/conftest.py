@@ -12,7 +12,6 @@ import pytest
 from tests.operations.collector import Collector, collector
 from tests.operations.container import Container, container
 from tests.operations.metric_names import door_page, gpu_page, supervisor_page
-from tests.operations.played import Played, playing
 from tests.operations.prometheus import Prometheus, running_prometheus
 from tests.tools.repositories import repository
 
@@ -66,10 +65,3 @@ def prometheus(watched: Watched, tmp_path_factory: pytest.TempPathFactory) -> It
             "supervisor-heals.yml": stack.enter_context(supervisor_page()),
         }
         yield stack.enter_context(running_prometheus(tmp_path_factory.mktemp("prometheus"), targets))
-
-
-@pytest.fixture
-def played() -> Iterator[Played]:
-    """A server that does what the test says."""
-    with playing() as server:
-        yield server

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import threading
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -15,10 +19,110 @@ from builders.health import ModelStatus, Status
 from builders.health import metrics_text as supervisors_text
 from builders.ports import free_ports
 from tests.operations.container import script
-from tests.operations.played import DEADLINE_S, ENTRY, LANE, NATIVE, TENSORS, Played, look, watching
 
 watch, endpoint, health, launch = script("watch"), script("endpoint"), script("health"), script("launch")
 repository, triton_http = script("repository"), script("triton_http")
+
+ENTRY, LANE = repository.Model("encode", True, 2), repository.Model("encoder_32", False, 1)
+DEADLINE_S = 0.4
+TENSORS = {
+    "encode": [{"name": "TEXT", "datatype": "BYTES", "shape": [-1, 1]}],
+    "encoder_32": [
+        {"name": "input_ids", "datatype": "INT32", "shape": [-1, 32]},
+        {"name": "length", "datatype": "INT32", "shape": [-1, 1]},
+    ],
+}
+
+
+@dataclass
+class Played:
+    """A server that does what the test says.
+
+    Attributes:
+        loaded: models that are ready.
+        processes: that each of its models should have.
+        status: of an answer to a request.
+        delay_s: before it, seconds.
+        error: its text.
+        others: requests of others that are answered while one of ours waits.
+    """
+
+    port: int = 0
+    loaded: set[str] = field(default_factory=lambda: {"encode", "encoder_32"})
+    processes: int = 0
+    status: int = 200
+    delay_s: float = 0.0
+    error: str = ""
+    others: int = 0
+    answered: int = 0
+    asked: list[tuple[str, Any]] = field(default_factory=list)
+
+    def answer(self, path: str, body: Any) -> tuple[int, Any]:
+        model = path.split("/")[3]
+        if path.endswith("/ready"):
+            return (200 if model in self.loaded else 400), {}
+        if path.endswith("/stats"):
+            return 200, {"model_stats": [{"inference_stats": {"success": {"count": self.answered}}}]}
+        if path.endswith("/infer"):
+            self.asked.append((model, body))
+            time.sleep(self.delay_s)
+            self.answered += self.others + (self.status == 200 and self.delay_s < DEADLINE_S)
+            return self.status, {"error": self.error}
+        if path.endswith("/config"):
+            return 200, {
+                "backend": "python" if self.processes else "tensorrt",
+                "instance_group": [{"count": self.processes}, {"count": self.processes, "gpus": [0, 1]}],
+            }
+        return 200, {"versions": ["1"], "inputs": TENSORS.get(model, []), "outputs": [{"name": "EMBEDDING"}]}
+
+
+@pytest.fixture
+def played() -> Iterator[Played]:
+    server = Played()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self._answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+
+        def do_GET(self) -> None:
+            self._answer(None)
+
+        def _answer(self, body: Any) -> None:
+            status, answer = server.answer(self.path, body)
+            data = json.dumps(answer).encode()
+            try:
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+            except (BrokenPipeError, ConnectionResetError):
+                self.close_connection = True
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    http.daemon_threads = True
+    server.port = http.server_address[1]
+    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    yield server
+    http.shutdown()
+    thread.join()
+    http.server_close()
+
+
+def watching(played: Played, *models: Any) -> Any:
+    """A watch that looks when the test says so."""
+    return watch.Watch(lambda: models or (ENTRY, LANE), played.port, watch.WatchSettings(2.0, 10.0, DEADLINE_S))
+
+
+def look(found: Any) -> None:
+    """At a server without model processes: where there should be some, all are missing."""
+    found.look(os.getpid())
+
+
+NATIVE = (repository.Model("encode", True, 0), repository.Model("encoder_32", False, 0))
 
 
 def test_a_model_that_answers_is_ready_and_was_asked_the_smallest_request(played: Played) -> None:
