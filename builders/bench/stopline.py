@@ -12,8 +12,8 @@ from builders.bench.result import BenchResult, Row
 from builders.settings.sections import ObjectiveSettings
 
 Held = Literal["held", "passed over", "not judged"]
-#: A P99 of fewer requests has fewer than five beyond it.
-_ENOUGH = 500
+#: A P99 of fewer requests has fewer than five beyond it: no interval makes a judgement of it.
+ENOUGH_FOR_P99 = 500
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def _p99(result: BenchResult, driver: str, objectives: ObjectiveSettings) -> Lin
     words += f" at {rate:g} texts/s" if rate > objectives.rate else ""
     words += f", {failed} failed" if failed else ""
     count = failed + sum(len(row.latencies) for row in rows)
-    words += f", of {count} requests only" if count < _ENOUGH else ""
+    words += f", of {count} requests only" if count < ENOUGH_FOR_P99 else ""
     if p99 <= objectives.p99_ms:  # at a higher rate all the more
         return LineCheck(objective, words, "held")
     return LineCheck(objective, words, "passed over" if rate == objectives.rate else "not judged")

@@ -12,7 +12,7 @@ import numpy as np
 
 from builders.bench.compare import Floats, Interval, percentile, ratio_of_pairs, ratio_of_rounds
 from builders.bench.result import Row, pooled
-from builders.bench.stopline import p99_with_failures
+from builders.bench.stopline import ENOUGH_FOR_P99, p99_with_failures
 from builders.tune.axis import Setting
 
 Line = Literal["keeps", "past"]
@@ -24,8 +24,6 @@ _THROUGHPUT_TOLERANCE = 0.02
 #: By how much a P99 must be lower to count.
 _P99_TOLERANCE = 0.05
 _DRAWS = 300
-#: A P99 of fewer latencies than this has fewer than five beyond it: no interval makes a judgement of it.
-_ENOUGH = 500
 
 
 @dataclass
@@ -164,7 +162,7 @@ def _clearly_quicker(now: Trial, other: Trial) -> bool:
 
 
 def _enough(trial: Trial) -> bool:
-    return sum(len(values) for values in trial.latencies) >= _ENOUGH
+    return sum(len(values) for values in trial.latencies) >= ENOUGH_FOR_P99
 
 
 def spread_of(first: Trial, again: Trial) -> float:
