@@ -16,6 +16,7 @@ from tests.door.doors import Reply, running
 from tests.measurements.bursts import run_bursts
 from tests.tools.load import Call, open_loop, text_input
 from tests.tools.metrics import counter
+from tests.tools.patience import patiently
 from tests.tools.repositories import timed_repository
 
 SERVICE_S = 0.05
@@ -39,6 +40,7 @@ def backlog(number: int, **options: int) -> list[Call]:
     return [Call((f"text {index}",), dict(options), at=0.0, kind="backlog") for index in range(number)]
 
 
+@patiently
 def test_interactive_overtakes_when_background_waits(timed_server: TritonServer) -> None:
     calls = [*backlog(80), Call(("now",), {"priority": 1}, at=0.1, kind="interactive")]
     samples = open_loop(timed_server.grpc_url, calls)
@@ -57,6 +59,7 @@ def test_request_without_priority_is_background_when_interactive_would_be_reject
     assert max(sample.latency for sample in samples) > 0.4
 
 
+@patiently
 def test_request_is_rejected_when_it_waits_longer_than_its_level_or_its_own_timeout(
     timed_server: TritonServer,
 ) -> None:
@@ -79,6 +82,7 @@ def test_request_is_rejected_when_it_waits_longer_than_its_level_or_its_own_time
     assert all("timeout expired" in (sample.error or "").lower() for sample in rejected)
 
 
+@patiently
 def test_request_is_refused_at_once_when_its_level_is_full(timed_server: TritonServer) -> None:
     samples = open_loop(timed_server.grpc_url, backlog(200, priority=2))
     refused = [sample for sample in samples if sample.error]
@@ -87,6 +91,7 @@ def test_request_is_refused_at_once_when_its_level_is_full(timed_server: TritonS
     assert max(sample.latency for sample in refused) < 0.4
 
 
+@patiently
 def test_request_is_answered_at_once_when_one_before_it_expired_in_the_window(timed_server: TritonServer) -> None:
     # With a fixed shape of TEXT Triton forgot to wake its batcher after this: 450 ms for the next request.
     with grpc.InferenceServerClient(timed_server.grpc_url) as client:

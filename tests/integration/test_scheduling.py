@@ -6,10 +6,8 @@ the promises; tests/measurements/ has the same with real load.
 
 from __future__ import annotations
 
-import functools
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -21,6 +19,7 @@ from clients.failures import from_status
 from tests.texts import mixed_texts
 from tests.tools.load import Call, Sample, open_loop
 from tests.tools.metrics import counter
+from tests.tools.patience import patiently
 from tests.tools.repositories import timed_repository
 
 SHORT_S, LONG_S = 0.02, 0.12
@@ -107,25 +106,6 @@ class Rise:
 @pytest.fixture
 def rise(server: TritonServer) -> Rise:
     return Rise(server)
-
-
-def patiently(test: Callable[..., None]) -> Callable[..., None]:
-    """Up to three rounds: on a busy machine the client itself may stand still for as long as a promise takes."""
-
-    @functools.wraps(test)
-    def rounds(**fixtures: Any) -> None:
-        for left in (2, 1, 0):
-            try:
-                test(**fixtures)
-                return
-            except AssertionError:
-                if not left:
-                    raise
-            time.sleep(1.0)  # what is still under way
-            if "rise" in fixtures:
-                fixtures["rise"].begin()
-
-    return rounds
 
 
 # The long lane
