@@ -44,7 +44,8 @@ class AsyncEncoderClient(AsyncSession):
         self._check_open()
         work = self._core.encoding_work(texts, prompt, dimensions, options)
         if not work.texts:
-            return encode_result(no_arrays(dimensions or await self.dim(deadline=options.get("deadline"))), 0)
+            width = dimensions or await self._dim(options.get("deadline"), work.options.headers)
+            return encode_result(no_arrays(width), 0)
         return encode_result(await self._all(work), work.exchange.retries)
 
     def encode_batches(

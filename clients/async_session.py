@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator
 from types import TracebackType
 from typing import Any, Self, Unpack
 
+from clients.connection import Headers
 from clients.core import ASK_S, ClientOptions, Core, Work
 from clients.errors import EncoderError
 from clients.failures import TransportError
@@ -64,9 +65,7 @@ class AsyncSession:
 
     async def dim(self, *, deadline: float | None = None) -> int:
         """See EncoderClient.dim."""
-        core = self._core
-        fixed = core.dim(await self._ask(core.query("metadata"), deadline))
-        return core.widest(await self._ask(core.query("config"), deadline)) if fixed is None else fixed
+        return await self._dim(deadline)
 
     async def facts(self, *, deadline: float | None = None) -> ModelFacts:
         """See EncoderClient.facts."""
@@ -128,6 +127,11 @@ class AsyncSession:
                 task.cancel()
             await asyncio.gather(*tasks.values(), return_exceptions=True)
 
+    async def _dim(self, deadline: float | None, headers: Headers = ()) -> int:
+        core = self._core
+        fixed = core.dim(await self._ask(core.query("metadata", headers=headers), deadline))
+        return core.widest(await self._ask(core.query("config", headers=headers), deadline)) if fixed is None else fixed
+
     async def _labels(self, versions: list[str], work: Work) -> tuple[str, ...]:
         """The labels of the versions that answered; asked for once a version."""
         core, sets = self._core, []
@@ -135,9 +139,8 @@ class AsyncSession:
             known = core.known_labels(version)
             if known is None:
                 remaining = work.options.remaining()
-                config = await self._ask(
-                    core.query("config", version=version), None if remaining is None else max(remaining, 1e-3)
-                )
+                question = core.query("config", version=version, headers=work.options.headers)
+                config = await self._ask(question, None if remaining is None else max(remaining, 1e-3))
                 known = core.keep_labels(version, config)
             sets.append(known)
         return core.one_set(sets)

@@ -83,7 +83,7 @@ class EncoderClient(Session):
         self._check_open()
         work = self._core.encoding_work(texts, prompt, dimensions, options)
         if not work.texts:
-            return encode_result(no_arrays(dimensions or self.dim(deadline=options.get("deadline"))), 0)
+            return encode_result(no_arrays(dimensions or self._dim(options.get("deadline"), work.options.headers)), 0)
         return encode_result(self._all(work), work.exchange.retries)
 
     def encode_batches(

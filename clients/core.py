@@ -265,6 +265,6 @@ class Core:
         """The status out of the server's replies."""
         return read_status(self.url, replies["server"], replies["statistics"], index, metrics)
 
-    def query(self, kind: Any, *, version: str = "", model: str | None = None) -> Query:
-        """A question about the client's own model."""
-        return Query(kind, self.model if model is None else model, version)
+    def query(self, kind: Any, *, version: str = "", model: str | None = None, headers: Headers = ()) -> Query:
+        """A question about the client's own model; `headers` are those of the call that asks it."""
+        return Query(kind, self.model if model is None else model, version, headers)

@@ -22,8 +22,9 @@ class EncoderError(Exception):
 
     Attributes:
         status: name of the gRPC status, a str; an HTTP code is given as the status it stands for (503: UNAVAILABLE).
-        safe_to_retry: True when the server refused the request before computing anything and a later try can succeed.
-            Back off before trying again: the usual reason is that the server has too much to do.
+        safe_to_retry: True of a kind that a later try of the same call may not meet again: the queue was full or too
+            slow, the server was not there. Back off before: the usual reason is that it has too much to do. Among them
+            is a connection that was lost on the way, whose request may have been computed; see `refused`.
         texts: as above. Other texts of the call may have been computed; the call returns none of them.
         refused: True when this very request was surely not computed: the queue timed out, a queue was full, or no
             connection came about. Only then does the client itself try again (see `RetryPolicy`).

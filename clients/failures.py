@@ -103,7 +103,7 @@ _KINDS: tuple[_Kind, ...] = (
     ),
     _Kind(
         "UNAVAILABLE",
-        r"(?i)failed to connect|resolving|name resolution",
+        r"(?i)failed to connect|resolving|resolution failed|name resolution",
         ServerUnavailable,
         "the server cannot be reached",
         "start the server, or correct the url (8001 is Triton's own port for gRPC, 8000 for HTTP)",

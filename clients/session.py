@@ -8,6 +8,7 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, Self, Unpack
 
+from clients.connection import Headers
 from clients.core import ASK_S, ClientOptions, Core, Work
 from clients.errors import EncoderError
 from clients.failures import TransportError
@@ -82,9 +83,7 @@ class Session:
             DeadlineExceeded: no answer within `deadline`.
             ServerFailure: the model states no length of an output EMBEDDING.
         """
-        core = self._core
-        fixed = core.dim(self._ask(core.query("metadata"), deadline))
-        return core.widest(self._ask(core.query("config"), deadline)) if fixed is None else fixed
+        return self._dim(deadline)
 
     def facts(self, *, deadline: float | None = None) -> ModelFacts:
         """Asks the server what the model is: task, labels, limits, sizes, prompts. Errors as `dim`.
@@ -159,6 +158,11 @@ class Session:
             self._check_open()
             raise
 
+    def _dim(self, deadline: float | None, headers: Headers = ()) -> int:
+        core = self._core
+        fixed = core.dim(self._ask(core.query("metadata", headers=headers), deadline))
+        return core.widest(self._ask(core.query("config", headers=headers), deadline)) if fixed is None else fixed
+
     def _labels(self, versions: list[str], work: Work) -> tuple[str, ...]:
         """The labels of the versions that answered; asked for once a version."""
         core, sets = self._core, []
@@ -166,9 +170,8 @@ class Session:
             known = core.known_labels(version)
             if known is None:
                 remaining = work.options.remaining()
-                config = self._ask(
-                    core.query("config", version=version), None if remaining is None else max(remaining, 1e-3)
-                )
+                question = core.query("config", version=version, headers=work.options.headers)
+                config = self._ask(question, None if remaining is None else max(remaining, 1e-3))
                 known = core.keep_labels(version, config)
             sets.append(known)
         return core.one_set(sets)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import urllib.request
 from collections import defaultdict
@@ -127,25 +128,26 @@ def _whole(given: Mapping[str, Any], part: str, key: str) -> int:
 
 def _measure(models: Mapping[tuple[str, str], ModelStatus], metrics: str) -> None:
     """Fills in what only the /metrics page says."""
-    wakeups: dict[str, int] = defaultdict(int)
+    wakeups: dict[tuple[str, str], int] = defaultdict(int)
     for name, labels, value in samples(metrics):
-        if name == "encoder_lanes_wakeups_total":
-            wakeups[labels.get("model", "")] += int(value)
-        status = models.get((labels.get("model", ""), labels.get("version", "")))
-        if status is None:
+        key = (labels.get("model", ""), labels.get("version", ""))
+        status = models.get(key)
+        if status is None or not math.isfinite(value):  # a summary of nothing is NaN
             continue
-        if name == "nv_inference_pending_request_count":
+        if name == "encoder_lanes_wakeups_total":
+            wakeups[key] += int(value)
+        elif name == "nv_inference_pending_request_count":
             status.pending = int(value)
         elif name == "nv_inference_request_failure" and labels.get("reason") == "REJECTED":
             status.rejected = int(value)
-        elif name == "nv_inference_request_summary_us" and value == value:  # a summary of nothing is NaN
+        elif name == "nv_inference_request_summary_us":
             quantile = _QUANTILES.get(labels.get("quantile", ""))
             if quantile:
                 setattr(status, quantile, value / 1000)
-    for status in models.values():
-        # The entry's own wake-ups are rejected requests to Triton: docs/queue.md.
-        woken = wakeups.get(status.name, 0)
-        if status.rejected is not None and woken:
+    for key, woken in wakeups.items():
+        # A version's own wake-ups are rejected requests to Triton: docs/queue.md.
+        status = models[key]
+        if status.rejected is not None:
             status.rejected, status.failed = max(0, status.rejected - woken), max(0, status.failed - woken)
 
 

@@ -1,17 +1,15 @@
-"""A closed loop of mixed texts for a profile, over one asyncio gRPC connection."""
+"""The load of a profile: a closed loop of texts in three classes of length, by the load generator."""
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
-import tritonclient.grpc.aio as triton
-from tritonclient.utils import InferenceServerException
+
+from clients.load.plan import Plan, Request
+from clients.load.records import OK, Records
 
 WORDS = ("queue", "batch", "token", "window", "lane", "priority", "latency", "request", "answer", "model", "memory")
 SHARES = (0.65, 0.20, 0.15)
@@ -20,7 +18,7 @@ SHARES = (0.65, 0.20, 0.15)
 
 @dataclass(frozen=True)
 class Latencies:
-    """What was measured: seconds by class of length, and the errors by their text."""
+    """What was measured: milliseconds by class of length, the errors by their words, and how long it took, seconds."""
 
     by_class: Mapping[str, Sequence[float]]
     errors: Mapping[str, int]
@@ -28,63 +26,35 @@ class Latencies:
 
     @property
     def all(self) -> list[float]:
-        """Every latency, seconds."""
+        """Every latency, milliseconds."""
         return [value for values in self.by_class.values() for value in values]
 
 
-def mixed_texts(longest: int, number: int, seed: int = 3) -> dict[str, list[str]]:
-    """Texts of three classes up to `longest` tokens; a word of WORDS is about one token, two more are special."""
+def mixed_plan(longest: int, seconds: float, number: int = 2000, seed: int = 3) -> Plan:
+    """A closed loop of different texts up to `longest` tokens, in classes drawn by SHARES.
+
+    A word of WORDS is about one token, two more are special.
+    """
     random = np.random.default_rng(seed)
     bounds = (2, max(4, longest // 4), max(6, longest // 2), max(8, longest))
-    found = {}
-    for least, most in pairwise(bounds):
-        sizes = random.integers(max(1, least - 1), max(2, most - 2) + 1, number)
-        found[f"up to {most}"] = [" ".join(random.choice(WORDS, size)) for size in sizes]
-    return found
+    classes = list(pairwise(bounds))
+    requests = []
+    for place in random.choice(len(classes), number, p=SHARES):
+        least, most = classes[place]
+        size = int(random.integers(max(1, least - 1), max(2, most - 2) + 1))
+        requests.append(Request(0.0, " ".join(random.choice(WORDS, size)), f"up to {most}", 0, size + 2))
+    return Plan(tuple(requests), seconds, exact=False)
 
 
-def closed_loop(
-    grpc_url: str, model: str, texts: Mapping[str, Sequence[str]], *, clients: int, seconds: float
-) -> Latencies:
-    """Keep `clients` single-text requests in flight for `seconds`.
-
-    Args:
-        grpc_url: `host:port`.
-        model: the entry to ask.
-        texts: class name to texts; classes are drawn by SHARES.
-        clients: requests in flight.
-        seconds: how long.
-    """
-    return asyncio.run(_run(grpc_url, model, texts, clients, seconds))
-
-
-async def _run(url: str, model: str, texts: Mapping[str, Sequence[str]], clients: int, seconds: float) -> Latencies:
-    random = np.random.default_rng(4)
-    names = list(texts)
-    found: dict[str, list[float]] = {name: [] for name in names}
+def latencies_of(records: Records, plan: Plan) -> Latencies:
+    """Of the answered requests by class, the shortest texts first; a class that nothing was answered of is empty."""
+    names = sorted({request.kind for request in plan.requests}, key=lambda name: int(name.rpartition(" ")[2]))
+    latency, ok, kinds = records.latency_ms(), records.ok(), np.array(records.kind)
     errors: dict[str, int] = {}
-    tensors = {name: [_tensor(text) for text in texts[name]] for name in names}
-    async with triton.InferenceServerClient(url) as client:
-        begin = time.perf_counter()
-
-        async def loop() -> None:
-            while time.perf_counter() - begin < seconds:
-                name = names[int(random.choice(len(names), p=SHARES))]
-                tensor = tensors[name][int(random.integers(len(tensors[name])))]
-                started = time.perf_counter()
-                try:
-                    await client.infer(model, [tensor])
-                    found[name].append(time.perf_counter() - started)
-                except InferenceServerException as error:
-                    text = f"{error.status()}: {error.message()}"[:200]
-                    errors[text] = errors.get(text, 0) + 1
-                    await asyncio.sleep(0.01)
-
-        await asyncio.gather(*(loop() for _ in range(clients)))
-        return Latencies(found, errors, time.perf_counter() - begin)
-
-
-def _tensor(text: str) -> Any:
-    tensor = triton.InferInput("TEXT", [1, 1], "BYTES")
-    tensor.set_data_from_numpy(np.array([[text.encode()]], dtype=np.object_))
-    return tensor
+    for status in records.status:
+        if status != OK:
+            words = f"{status}: {records.said.get(status, '')}"
+            errors[words] = errors.get(words, 0) + 1
+    # Until the last answer: a request that fails late would stretch the time that the throughput is taken over.
+    seconds = float(np.asarray(records.done)[ok].max(initial=0.0))
+    return Latencies({name: latency[ok & (kinds == name)].tolist() for name in names}, errors, seconds)

@@ -9,7 +9,7 @@ import tempfile
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +17,23 @@ import numpy as np
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as proto
 
+from builders.bench.rounds import own_processes
 from builders.build import BuildResult
 from builders.errors import BuilderError
 from builders.names import is_entry
 from builders.ports import free_ports
 from builders.profile.gpu import GpuSampler, GpuUse
-from builders.profile.load import Latencies, closed_loop, mixed_texts
+from builders.profile.load import Latencies, latencies_of, mixed_plan
 from builders.profile.path import PREPARING, Span, path_shares, read_spans
 from builders.profile.statistics import ModelStatistics, difference, read_statistics
 from builders.profile.timeline import draw_timeline
 from builders.profile.verdict import Observed, Verdict, judge
 from builders.server import TritonServer
 from builders.settings import DeploySettings
+from clients.load.report import plain_json
+from clients.load.run import Crew
+from clients.load.summary import BUSY_LIMIT
+from clients.load.target import Target
 
 _METRIC = "encoder_lanes_engine_"
 
@@ -54,7 +59,7 @@ class Profile:
             "throughput": len(values) / self.latencies.seconds,
             "errors": dict(self.latencies.errors),
             "latency_ms": {
-                name: {str(at): float(np.percentile(own, at)) * 1000 for at in (50, 99)}
+                name: {str(at): float(np.percentile(own, at)) for at in (50, 99)}
                 for name, own in {**self.latencies.by_class, "all": values}.items()
                 if own
             },
@@ -86,27 +91,33 @@ def run_profile(
     """
     with _copy_with_spans(built) as (repository, place):
         progress("starting tritonserver on a copy with spans on")
-        with TritonServer(repository, built.models, ports=free_ports(), drain_models=[built.entry_model]) as server:
-            longest = built.plan.buckets[-1].length
-            texts = mixed_texts(longest, 200)
-            closed_loop(server.grpc_url, built.entry_model, texts, clients=clients, seconds=min(2.0, seconds / 4))
+        server = TritonServer(repository, built.models, ports=free_ports(), drain_models=[built.entry_model])
+        with server, Crew(min(clients, own_processes())) as crew:
+            target = Target(server.grpc_url, model=built.entry_model)
+            plan = mixed_plan(built.plan.buckets[-1].length, seconds)
+            crew.run(target, replace(plan, seconds=min(2.0, seconds / 4)), clients)  # to warm it up
             before = read_statistics(server.http_url, built.models)
             progress(f"{clients} requests in flight for {seconds:g} s")
             with GpuSampler() as sampler:
-                latencies = closed_loop(server.grpc_url, built.entry_model, texts, clients=clients, seconds=seconds)
+                records = crew.run(target, plan, clients)
             statistics = difference(before, read_statistics(server.http_url, built.models))
             engine = _engine_metrics(server.metrics_url)
         spans = read_spans(place)
+    latencies = latencies_of(records, plan)
+    if records.busy > BUSY_LIMIT:
+        progress(
+            f"the load generator was the limit: a process of it was busy {100 * records.busy:.0f} % of the time; what "
+            "looks like a server that waits for data may be one that waits for requests"
+        )
     if not latencies.all:
         raise BuilderError("nothing was answered", value=dict(latencies.errors), remedy="offer less, or see the log")
-    # Of the load alone: what came before it warmed the server up.
-    end = max((span.end for span in spans), default=0.0)
-    spans = [span for span in spans if span.begin >= end - latencies.seconds]
+    # Of the load alone, whose start is of the spans' own clock: what came before it warmed the server up.
+    spans = [span for span in spans if span.begin >= records.start]
     path = path_shares(spans)
     observed = observe(settings, latencies, statistics, path, sampler.use, engine)
     profile = Profile(latencies, statistics, path, sampler.use, engine, observed, judge(observed), tuple(spans))
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "profile.json").write_text(json.dumps(profile.to_json(), indent=2) + "\n", encoding="utf-8")
+    (folder / "profile.json").write_text(plain_json(profile.to_json()), encoding="utf-8")
     if spans:
         draw_timeline(spans, folder / "timeline.png")
     return profile
@@ -121,7 +132,7 @@ def observe(
     engine: Mapping[str, float],
 ) -> Observed:
     """What the verdict is made of."""
-    values = [value * 1000 for value in latencies.all]
+    values = latencies.all
     classes = [own for own in latencies.by_class.values() if own]
     entry = next(row for name, row in statistics.items() if is_entry(name))
     whole = sum(entry.phase_ms.values()) or 1.0
@@ -142,8 +153,8 @@ def observe(
         batch_share=busiest.batch / batch if busiest else None,
         late_allocations=engine.get("late_allocations_total"),
         graph_hit_rate=hits / (hits + misses) if hits + misses else None,
-        short_p99=float(np.percentile(classes[0], 99)) * 1000,
-        long_p99=float(np.percentile(classes[-1], 99)) * 1000,
+        short_p99=float(np.percentile(classes[0], 99)),
+        long_p99=float(np.percentile(classes[-1], 99)),
     )
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from clients.load.target import Target
     from clients.load.texts import TextSource
 
-_INVALID = 6
+_INVALID, _INTERRUPTED = 6, 130
 _RATE, _SECONDS = 20.0, 30.0
 #: The options that say more about each kind of load.
 _SHAPED_BY = {
@@ -123,7 +123,7 @@ def bench(
     """Put load on a server and report latency from the scheduled time, throughput and errors.
 
     Exit status 6: the generator itself was the bottleneck, so that the figures are not the server's. When every request
-    fails it is that of the most frequent error.
+    fails it is that of the most frequent error. Ctrl-C ends the load and shows what was measured until then (130).
     """
     from clients.load.target import Target
     from clients.load.texts import TextSource, read_corpus
@@ -237,7 +237,7 @@ def _run(
     """Sends the plan, shows and writes what came of it."""
     from clients.load.metrics import MetricsSampler
     from clients.load.report import LoadRun, prepare_folder, print_run, write_run
-    from clients.load.run import LoadOptions, default_processes, run_load, shown_progress
+    from clients.load.run import Interrupted, LoadOptions, default_processes, run_load, shown_progress
     from clients.load.selftest import measure_floor
     from clients.load.summary import summarise
 
@@ -252,11 +252,21 @@ def _run(
     floor = (measure_floor(workers).text(),) if self_test else ()
     for line in floor:
         screen.print(line, soft_wrap=True)
+    interrupted = False
     with sampler or nullcontext(), shown_progress(shape.text(), plan.seconds, said) as tell:
-        records = run_load(target, plan, options, tell)
-    summary = summarise(records, plan, clients=options.clients, late_limit_ms=late_limit, warm_s=warm)
+        try:
+            records = run_load(target, plan, options, tell)
+        except Interrupted as cut:
+            records, interrupted = cut.records, True
+    try:
+        summary = summarise(records, plan, clients=options.clients, late_limit_ms=late_limit, warm_s=warm)
+    except InvalidInput:
+        if not interrupted:
+            raise
+        said.print("interrupted before anything was measured")
+        raise typer.Exit(_INTERRUPTED) from None
     readings = sampler.since(records.start) if sampler else ()
-    run = LoadRun(f"load on {target.url}", records, summary, readings)
+    run = LoadRun(f"load on {target.url}{', interrupted' * interrupted}", records, summary, readings)
     print_run(screen, run)
     if metrics and not run.readings:
         said.print(f"[yellow]no metrics at {escape(metrics)}[/]")
@@ -264,6 +274,8 @@ def _run(
         when = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         about = (f"{shape.text()}; {workers} processes of the generator", f"{when} · {platform.machine()}", *floor)
         said.print(f"report: {escape(str(write_run(output, run, about)))}", soft_wrap=True)
+    if interrupted:
+        raise typer.Exit(_INTERRUPTED)
     if summary.overall.failed == summary.overall.requests:
         kinds = {kind.__name__: kind for kind in EncoderError.__subclasses__()}
         failed = kinds.get(max(summary.errors, key=lambda kind: summary.errors[kind]), EncoderError)

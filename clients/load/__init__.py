@@ -9,5 +9,5 @@
 * `summary`  percentiles, throughput, errors, and whether the generator itself was late
 * `metrics`  Triton's metrics, sampled while the load runs
 * `plots`, `page`, `report`  PNG plots, the HTML page, the folder of a run
-* `selftest` the generator's own floor and maximum rate, against a server that does nothing
+* `selftest` the generator's own floor and maximum rate, against servers that do nothing (`null_server`)
 """

@@ -46,10 +46,13 @@ class Series:
 
 
 def parse_metrics(page: str) -> dict[str, dict[str, float]]:
-    """The wanted metrics of a Prometheus page: metric -> model -> value, versions and other labels added up."""
+    """The wanted metrics of a Prometheus page: metric -> model -> value, versions and other labels added up.
+
+    What is no number (a GPU that does not tell its utilisation is NaN) is left out.
+    """
     values: dict[str, dict[str, float]] = {}
     for metric, labels, value in samples(page):
-        if metric in _WANTED:
+        if metric in _WANTED and math.isfinite(value):
             name = labels.get("model") or labels.get("gpu_uuid") or "all"
             of_metric = values.setdefault(metric, {})
             of_metric[name] = of_metric.get(name, 0.0) + value

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from clients.errors import InvalidInput
 
-#: What to do where a package that draws is missing.
+#: What to do where a package of this extra is missing.
 BENCH_EXTRA = "pip install 'encoder-lanes[bench]'"
 _PAGE = """<!doctype html>
 <html lang="en">

@@ -19,7 +19,9 @@ Arrivals = Literal["poisson", "constant"]
 PRIORITIES = {"interactive": 1, "background": 2}
 
 _SEGMENT = re.compile(r"\s*([0-9.]+)(?:-([0-9.]+))?x([0-9.]+)\s*")
-_CLASS = re.compile(r"\s*([\w.-]+)(?:/([0-9]+|interactive|background))?\s+([0-9.]+)\s*%\s*(?::(.*))?", re.DOTALL)
+_CLASS = re.compile(
+    r"\s*([\w.-]+)(?:/([0-9]+|interactive|background))?\s+((?:[0-9]*\.)?[0-9]+)\s*%\s*(?::(.*))?", re.DOTALL
+)
 _MOST_REQUESTS = 5_000_000
 _LEVELS = (0, *PRIORITIES.values())
 _PRIORITY_FORM = "interactive or 1, background or 2, 0 for none"
@@ -88,6 +90,13 @@ class Plan:
     def rate(self) -> float:
         """Requests a second offered on average."""
         return len(self.requests) / self.seconds if self.seconds else 0.0
+
+    def until(self, seconds: float) -> Plan:
+        """What of it was due within the first seconds; itself if it is not longer than that."""
+        if seconds >= self.seconds:
+            return self
+        requests = tuple(request for request in self.requests if request.at < seconds)
+        return Plan(requests, seconds, self.exact, tuple(one for one in self.stretches if one[1] < seconds))
 
 
 def parse_profile(spec: str) -> tuple[Segment, ...]:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clients.errors import InvalidInput
 from clients.load.plan import Request
 
 OK = "ok"
@@ -37,6 +36,8 @@ class Records:
         busy: share of the run in which the busiest process of the generator computed or had to wait for a core; 0 where
             it was not measured.
         start: when the run began, on the clock of time.monotonic; 0 where nobody knows.
+        cut_s: when the run was cut short, seconds from its start; 0 where it went to its end.
+        given_up: requests that were under way then; there is no entry for them.
     """
 
     scheduled: list[float] = field(default_factory=list)
@@ -51,6 +52,8 @@ class Records:
     said: dict[str, str] = field(default_factory=dict, kw_only=True)
     busy: float = field(default=0.0, kw_only=True)
     start: float = field(default=0.0, kw_only=True)
+    cut_s: float = field(default=0.0, kw_only=True)
+    given_up: int = field(default=0, kw_only=True)
 
     def __len__(self) -> int:
         """Number of requests."""
@@ -89,7 +92,9 @@ class Records:
         """The requests at which `chosen`, bool [n], is true."""
         places = np.flatnonzero(chosen)
         columns = ([getattr(self, name)[place] for place in places] for name in COLUMNS)
-        return Records(*columns, said=self.said, busy=self.busy, start=self.start)
+        kept = Records(*columns, said=self.said, busy=self.busy, start=self.start)
+        kept.cut_s, kept.given_up = self.cut_s, self.given_up
+        return kept
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """One mapping per request, its times rounded to microseconds."""
@@ -107,6 +112,8 @@ def joined(parts: Sequence[Records]) -> Records:
         said={kind: words for part in reversed(parts) for kind, words in part.said.items()},
         busy=max((part.busy for part in parts), default=0.0),
         start=max((part.start for part in parts), default=0.0),
+        cut_s=max((part.cut_s for part in parts), default=0.0),
+        given_up=sum(part.given_up for part in parts),
     )
 
 
@@ -115,17 +122,3 @@ def write_records(path: Path, records: Records) -> None:
     with path.open("w", encoding="utf-8") as stream:
         for row in records.rows():
             stream.write(json.dumps(row, ensure_ascii=False) + "\n")
-
-
-def read_records(path: Path) -> Records:
-    """What `write_records` wrote.
-
-    Raises:
-        InvalidInput: it cannot be read, or is of another form.
-    """
-    try:
-        # Not splitlines: a class's name may hold what it takes for the end of a line.
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
-        return Records(*([row[name] for row in rows] for name in COLUMNS))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InvalidInput("the records cannot be read", value=str(path), limit=repr(error)) from None

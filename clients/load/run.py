@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Self
 
 from rich.console import Console
@@ -22,15 +22,30 @@ from clients.errors import EncoderError, InvalidInput
 from clients.load.plan import Plan
 from clients.load.records import OK, Records, joined
 from clients.load.target import Target
-from clients.load.worker import Failed, Job, Message, Ready, work
+from clients.load.worker import Failed, Job, Message, Ready, Stop, work
 from clients.load.worker import Progress as Done
 
 #: From the last process being ready to the first request being due.
 _LEAD_S = 0.2
 _READY_S = 60.0
 _LINE_S = 5.0
+#: How often Ctrl-C is looked for while no process says anything.
+_LOOK_S = 0.25
 
 Tell = Callable[[float, Done], None]
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C in the middle of a load.
+
+    Attributes:
+        records: what had come of the requests by then; `cut_s` says when that was.
+    """
+
+    def __init__(self, records: Records):
+        """See the class."""
+        super().__init__("the load was interrupted")
+        self.records = records
 
 
 @dataclass(frozen=True)
@@ -83,7 +98,7 @@ class Crew:
         """Starts them."""
         spawn = multiprocessing.get_context("spawn")
         try:
-            with _deaf_to_interrupts():
+            with deaf_to_interrupts():
                 for _ in range(self.processes):
                     ours, theirs = spawn.Pipe()
                     process: BaseProcess = spawn.Process(target=work, args=(theirs,), daemon=True, name="load")
@@ -111,30 +126,34 @@ class Crew:
                 process.join()
         self._pipes, self._processes = [], []
 
-    def run(self, target: Target, plan: Plan, clients: int = 0, tell: Tell | None = None) -> Records:
+    def run(self, target: Target | Sequence[Target], plan: Plan, clients: int = 0, tell: Tell | None = None) -> Records:
         """Sends a plan; see `run_load`."""
         if not plan.requests:
             raise InvalidInput("the plan has no request", limit="at least one", remedy="raise the rate or the time")
         options = LoadOptions(self.processes, clients)
+        targets = [target] if isinstance(target, Target) else list(target)
         for number, pipe in enumerate(self._pipes):
-            _send(pipe, _job(target, plan, options, number))
+            _send(pipe, _job(targets[number % len(targets)], plan, options, number))
         for pipe in self._pipes:
             _expect_ready(pipe)
-        start = time.monotonic() + _LEAD_S
-        for pipe in self._pipes:
-            _send(pipe, start)
-        records = joined(_collect(self._pipes, start, tell))
+        with _first_interrupt() as interrupted:
+            start = time.monotonic() + _LEAD_S
+            for pipe in self._pipes:
+                _send(pipe, start)
+            records = joined(_collect(self._pipes, start, tell, interrupted))
         records.start = start
+        if interrupted.is_set():
+            raise Interrupted(records)
         return records
 
 
-def run_load(target: Target, plan: Plan, options: LoadOptions, tell: Tell | None = None) -> Records:
+def run_load(target: Target | Sequence[Target], plan: Plan, options: LoadOptions, tell: Tell | None = None) -> Records:
     """Sends a plan and returns what came of each request, in the order they were due.
 
     The processes start and connect first; none of that is in the times.
 
     Args:
-        target: the server.
+        target: the server; of several each process has one, by turns.
         plan: the requests. An open loop sends each at its time; a closed loop takes them in turn for `plan.seconds`.
         options: how.
         tell: told the seconds since the start and the progress of all processes, now and then.
@@ -142,13 +161,14 @@ def run_load(target: Target, plan: Plan, options: LoadOptions, tell: Tell | None
     Raises:
         InvalidInput: the plan is empty.
         EncoderError: a process of the generator failed.
+        Interrupted: Ctrl-C while the load ran; it holds what had been answered. A second one does not wait for that.
     """
     with Crew(options.processes) as crew:
         return crew.run(target, plan, options.clients, tell)
 
 
 @contextmanager
-def _deaf_to_interrupts() -> Iterator[None]:
+def deaf_to_interrupts() -> Iterator[None]:
     """Processes started in here do not hear Ctrl-C: it is this process's to end them, and they would only complain."""
     if threading.current_thread() is not threading.main_thread():  # where handlers cannot be set
         yield
@@ -158,6 +178,27 @@ def _deaf_to_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, kept)
+
+
+@contextmanager
+def _first_interrupt() -> Iterator[threading.Event]:
+    """The first Ctrl-C in here is only noted: raised, it could tear a message of a process that is being read."""
+    noted = threading.Event()
+    # Where somebody else looks after Ctrl-C, or where handlers cannot be set, nothing is noted.
+    here = threading.current_thread() is threading.main_thread()
+    if not here or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield noted
+        return
+
+    def note(number: int, frame: FrameType | None) -> None:
+        noted.set()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield noted
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _job(target: Target, plan: Plan, options: LoadOptions, number: int) -> Job:
@@ -176,7 +217,7 @@ def _expect_ready(pipe: Connection) -> None:
         raise EncoderError("a process of the load generator sent something unexpected", value=message)
 
 
-def _send(pipe: Connection, message: Job | float) -> None:
+def _send(pipe: Connection, message: Job | float | Stop) -> None:
     try:
         pipe.send(message)
     except OSError:
@@ -199,12 +240,18 @@ def _ended() -> EncoderError:
     )
 
 
-def _collect(pipes: Sequence[Connection], start: float, tell: Tell | None) -> list[Records]:
-    waiting = list(pipes)
+def _collect(
+    pipes: Sequence[Connection], start: float, tell: Tell | None, interrupted: threading.Event
+) -> list[Records]:
+    waiting, stopped = list(pipes), False
     progress: dict[int, Done] = {}
     results: list[Records] = []
     while waiting:
-        for ready in wait(waiting, timeout=1.0):
+        if interrupted.is_set() and not stopped:
+            stopped = True
+            for pipe in waiting:
+                _send(pipe, Stop())
+        for ready in wait(waiting, timeout=_LOOK_S):
             pipe = next(pipe for pipe in waiting if pipe is ready)
             message = _received(pipe)
             if isinstance(message, Done):

@@ -1,23 +1,17 @@
-"""What the generator itself costs: its latency floor and its highest rate, against a server that does nothing."""
+"""What the generator itself costs: its latency floor and its highest rate, against servers that do nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 
-import grpc
 import numpy as np
-from tritonclient.grpc import service_pb2
 
+from clients.load.null_server import null_servers
 from clients.load.plan import Segment, closed_plan, open_plan
 from clients.load.run import LoadOptions, run_load
 from clients.load.summary import percentile_of
 from clients.load.target import Target
 from clients.load.texts import TextSource
-
-_DIM = 384
 
 
 @dataclass(frozen=True)
@@ -28,7 +22,8 @@ class Floor:
         rate: offered in the open loop, requests a second.
         p50_ms, p99_ms: latency of that load from the scheduled time.
         late_p99_ms: P99 of the generator's delay in it.
-        max_rate: answered requests a second in a closed loop: no load above this can be made here.
+        max_rate: answered requests a second in a closed loop: about the highest rate that can be made here, where the
+            servers of this test, one for each process of the generator, share the cores with it.
         processes: of the generator.
     """
 
@@ -42,35 +37,10 @@ class Floor:
     def text(self) -> str:
         """One line."""
         return (
-            f"the generator itself, {self.processes} processes, against a server that does nothing: P50 "
+            f"the generator itself, {self.processes} processes, against servers that do nothing: P50 "
             f"{self.p50_ms:.2f} ms, P99 {self.p99_ms:.2f} ms at {self.rate:g}/s (late by {self.late_p99_ms:.2f} ms, "
             f"P99); at most {self.max_rate:.0f} requests/s"
         )
-
-
-@contextmanager
-def null_server(threads: int = 4) -> Iterator[str]:
-    """A gRPC server in this process that gives every request the same answer, unread; yields its host:port."""
-    answer = service_pb2.ModelInferResponse(model_name="encode")
-    for name, datatype, shape, raw in (
-        ("EMBEDDING", "FP32", [1, _DIM], bytes(4 * _DIM)),
-        ("TOKENS", "INT32", [1, 1], (1).to_bytes(4, "little")),
-        ("CUT", "INT32", [1, 1], bytes(4)),
-    ):
-        answer.outputs.add(name=name, datatype=datatype, shape=shape)
-        answer.raw_output_contents.append(raw)
-    ready = answer.SerializeToString()
-    # No serialisers: the request stays bytes, the answer is bytes already.
-    method = grpc.unary_unary_rpc_method_handler(lambda request, context: ready)
-    handlers = grpc.method_handlers_generic_handler("inference.GRPCInferenceService", {"ModelInfer": method})
-    server = grpc.server(ThreadPoolExecutor(threads))
-    server.add_generic_rpc_handlers((handlers,))
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        server.stop(0).wait()
 
 
 def measure_floor(processes: int, *, rate: float = 200.0, seconds: float = 3.0, clients: int = 32) -> Floor:
@@ -80,14 +50,15 @@ def measure_floor(processes: int, *, rate: float = 200.0, seconds: float = 3.0, 
         processes: of the generator.
         rate: of the open loop, requests a second; with `seconds` enough of them for a P99.
         seconds: of each of the two loads.
-        clients: of the closed loop.
+        clients: of the closed loop, for each process.
     """
     source = TextSource()
-    with null_server() as url:
-        target = Target(url)
-        opened = run_load(target, open_plan(source, [Segment(rate, rate, seconds)]), LoadOptions(processes))
+    # A server for each process: one alone would be what is measured from the second process on.
+    with null_servers(processes) as urls:
+        targets = [Target(url) for url in urls]
+        opened = run_load(targets, open_plan(source, [Segment(rate, rate, seconds)]), LoadOptions(processes))
         closed = run_load(
-            target, closed_plan(source, 200, seconds), LoadOptions(processes, clients=max(clients, processes))
+            targets, closed_plan(source, 200, seconds), LoadOptions(processes, clients=clients * processes)
         )
     latency, lateness = opened.latency_ms()[opened.ok()], opened.lateness_ms()
     answered = closed.ok() & (np.asarray(closed.done) <= seconds)

@@ -67,6 +67,7 @@ class Summary:
         valid: whether the P99 of that delay kept to its limit (open), or `busy` to its own (closed); otherwise the
             generator was the bottleneck.
         warnings: what to know before the figures are believed.
+        cut_s: when the run was cut short, seconds from its start; 0 where it went to its end.
     """
 
     loop: str
@@ -84,6 +85,7 @@ class Summary:
     warnings: tuple[str, ...] = field(default=())
     busy: float = 0.0
     stretches: tuple[Group, ...] = field(default=())
+    cut_s: float = 0.0
 
 
 def summarise(
@@ -99,7 +101,7 @@ def summarise(
 
     Args:
         records: at least one.
-        plan: what was to be sent.
+        plan: what was to be sent; of a run that was cut short, what had been due by then counts.
         clients: of the closed loop; 0 for the open loop.
         lengths: upper ends of the length groups, tokens, rising.
         late_limit_ms: a P99 of the generator's delay above this makes the run invalid, milliseconds.
@@ -108,6 +110,13 @@ def summarise(
     Raises:
         InvalidInput: no record is left.
     """
+    warnings = []
+    if records.cut_s:
+        warnings.append(
+            f"INTERRUPTED after {records.cut_s:.1f} of {plan.seconds:.1f} s; {records.given_up} requests that were "
+            "under way then are in no figure, and may have been the slow ones"
+        )
+        plan = plan.until(records.cut_s)
     # In a closed loop a request that began in the warm-up and ended after it is work of the time that counts.
     kept = records.where(np.asarray(records.done if clients else records.scheduled) >= warm_s)
     if not len(kept):
@@ -120,7 +129,6 @@ def summarise(
     failed = int((~answered).sum())
     overall = _group("all", kept, np.ones(len(kept), bool))
     errors = Counter(status for status in kept.status if status != OK)
-    warnings = []
     if not valid:
         words = f"a process of it was busy {100 * records.busy:.0f} % of the time, limit {100 * BUSY_LIMIT:.0f} %"
         if not clients:
@@ -149,6 +157,7 @@ def summarise(
         warnings=tuple(warnings),
         busy=records.busy,
         stretches=tuple(_by_stretch(kept, plan)),
+        cut_s=records.cut_s,
     )
 
 

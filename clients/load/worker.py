@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from clients.load.plan import Request
 from clients.load.records import OK, Records
@@ -55,6 +55,10 @@ class Ready(NamedTuple):
     """The process is connected and waits for the start time."""
 
 
+class Stop(NamedTuple):
+    """The parent's word that it is enough: what has been answered is sent back, the rest is given up."""
+
+
 Message = Ready | Progress | Failed | Records
 
 
@@ -62,11 +66,13 @@ def work(pipe: Connection) -> None:
     """Body of the process: does one `Job` after the other, until the parent closes the pipe.
 
     For each it says `Ready` when it is connected, gets the start (on time.monotonic, one clock for all), runs and sends
-    the records.
+    the records: all of them, or at a `Stop` those there are.
     """
     try:
         while True:
-            _do(pipe.recv(), pipe)
+            message = pipe.recv()
+            if isinstance(message, Job):  # else a `Stop` that crossed with the records
+                _do(message, pipe)
     except (EOFError, OSError, KeyboardInterrupt):
         pass  # the parent has closed the pipe or is gone, or Ctrl-C, of which it has been told as well
     finally:
@@ -94,10 +100,38 @@ async def _work(job: Job, pipe: Connection) -> Records:
         gc.disable()
         run = Run(sender, start, pipe.send)
         began = _busy_s()
-        await (run.closed(job) if job.clients else run.open(job.requests))
+        if await _cut_short(run.closed(job) if job.clients else run.open(job.requests), pipe):
+            run.records.cut_s = max(time.monotonic() - start, 1e-3)
+            run.records.given_up = run.under_way
         run.records.busy = (_busy_s() - began) / max(time.monotonic() - start, 1e-3)
         run.records.said = sender.said
         return run.records
+
+
+async def _cut_short(work: Coroutine[Any, Any, None], pipe: Connection) -> bool:
+    """Runs the load to its end, or until the parent says `Stop`; whether it did.
+
+    Raises:
+        EOFError: the parent is gone.
+    """
+    loop, load, stopped = asyncio.get_running_loop(), asyncio.create_task(work), asyncio.Event()
+
+    def stop() -> None:
+        loop.remove_reader(pipe.fileno())  # once
+        stopped.set()
+        load.cancel()
+
+    loop.add_reader(pipe.fileno(), stop)
+    try:
+        await load
+    except asyncio.CancelledError:
+        if not stopped.is_set():
+            raise
+        pipe.recv()
+        return True
+    finally:
+        loop.remove_reader(pipe.fileno())
+    return False
 
 
 def _busy_s() -> float:
@@ -125,18 +159,29 @@ class Run:
         self._sent = self._failed = 0
         self._reported = start
 
+    @property
+    def under_way(self) -> int:
+        """Requests that were sent and have no answer."""
+        return self._sent - len(self.records)
+
     async def open(self, requests: tuple[Request, ...]) -> None:
         """Sends each request when it is due, whatever became of those before it."""
         under_way: set[asyncio.Task[str]] = set()
-        for request in requests:
-            await self._until(request.at)
-            task = asyncio.create_task(self._one(request, request.at))
-            under_way.add(task)
-            task.add_done_callback(under_way.discard)
-            self._tell()
-        while under_way:
-            await asyncio.wait(under_way, timeout=_REPORT_S)
-            self._tell()
+        try:
+            for request in requests:
+                await self._until(request.at)
+                task = asyncio.create_task(self._one(request, request.at))
+                under_way.add(task)
+                task.add_done_callback(under_way.discard)
+                self._tell()
+            while under_way:
+                await asyncio.wait(under_way, timeout=_REPORT_S)
+                self._tell()
+        finally:
+            ended = tuple(under_way)  # of a load that was cut short; each takes itself out of the set
+            for task in ended:
+                task.cancel()
+            await asyncio.gather(*ended, return_exceptions=True)
 
     async def closed(self, job: Job) -> None:
         """Each client sends its next request when the last is answered, until the time is over.

@@ -95,6 +95,8 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
     """Connections that HTTP clients have made."""
     seen: list[Seen] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
+    asked_with: list[dict[str, str]] = field(default_factory=list)
+    """Headers of the questions about a model, names in lower case."""
     most_at_once: int = 0
     cancelled: int = 0
     _now: int = 0
@@ -193,9 +195,11 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         return self.reply("server")
 
     def ModelMetadata(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.asked_with.append(_joined(context.invocation_metadata()))
         return self.reply("metadata", request.name)
 
     def ModelConfig(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.asked_with.append(_joined(context.invocation_metadata()))
         return self.reply("config", request.name, request.version)
 
     def ModelStatistics(self, request: Any, context: Any) -> Any:  # noqa: N802
@@ -331,6 +335,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.fake.connections += 1
 
     def do_GET(self) -> None:
+        self.fake.asked_with.append({name.lower(): value for name, value in self.headers.items()})
         self._answer(*self.fake.get(self.path))
 
     def do_POST(self) -> None:

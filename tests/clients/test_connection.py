@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import ssl
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -16,7 +18,8 @@ import pytest
 from clients import AsyncEncoderClient, EncoderClient, EncoderError, InvalidInput, ServerFailure, ServerUnavailable, Tls
 from clients.connection import parse_address
 from tests.clients.fake_triton import DIM, FakeTriton, serve
-from tests.clients.ways import Way
+from tests.clients.ways import WAYS, Way
+from tests.tools.waiting import until
 
 
 @pytest.mark.parametrize(
@@ -88,6 +91,19 @@ def test_header_of_a_call_stands_in_place_of_the_clients_own(server: FakeTriton,
     assert (server.seen[0].headers["x-team"], server.seen[0].headers["authorization"]) == ("other", "Basic 7")
 
 
+def test_questions_that_a_call_asks_on_the_way_carry_its_headers(server: FakeTriton, way: Way) -> None:
+    """Of labels and of the width of nothing: a key that the call alone has is needed there, too."""
+    own = {"X-Team": "search", "Authorization": "Bearer own"}
+    with way.client(server, model="encode_topics", headers=own) as client:
+        client.classify("How far", headers={"Authorization": "Bearer call"})
+    with way.client(server, headers=own) as client:
+        client.encode([], headers={"Authorization": "Bearer call"})
+        client.dim()
+    assert [(asked["x-team"], asked["authorization"]) for asked in server.asked_with] == [
+        ("search", "Bearer call"), ("search", "Bearer call"), ("search", "Bearer own"),
+    ]  # fmt: skip
+
+
 def test_call_carries_the_span_that_is_current(server: FakeTriton, client: Any) -> None:
     from opentelemetry import trace
 
@@ -127,6 +143,39 @@ def test_http_client_leaves_no_thread_and_no_warning(server: FakeTriton, recwarn
         assert threading.active_count() > before
     assert "encoder-http" not in {thread.name for thread in threading.enumerate()}
     assert [str(one.message) for one in recwarn if "unclosed" in str(one.message).lower()] == []
+
+
+@pytest.mark.filterwarnings("ignore:a client of:ResourceWarning")
+def test_http_client_that_nobody_closes_ends_its_thread_when_it_is_forgotten(server: FakeTriton) -> None:
+    def thread() -> bool:
+        return "encoder-http" in {one.name for one in threading.enumerate()}
+
+    client = EncoderClient(server.http_url)
+    client.encode(["a"] * 40)
+    assert thread()
+    del client
+    gc.collect()
+    assert until(lambda: not thread(), 5)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_script_that_forgets_to_close_its_client_ends_and_is_told_so_where_warnings_are_shown(
+    server: FakeTriton, way: Way
+) -> None:
+    call = f"client = EncoderClient({way.url(server)!r}); print(len(client.encode(['a'] * 40)))"
+    if way.asynchronous:
+        call = (
+            f"async def main():\n  global client\n  client = AsyncEncoderClient({way.url(server)!r})\n"
+            "  print(len(await client.encode(['a'] * 40)))\nasyncio.run(main())"
+        )
+    script = f"import asyncio\nfrom clients import *\n{call}"
+    for shown, warned in (("ignore", False), ("always", str(way) == "http")):
+        command = [sys.executable, "-W", f"{shown}::ResourceWarning", "-c", script]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=30)
+        assert (ended.returncode, ended.stdout) == (0, "40\n"), ended.stderr
+        assert ("was not closed" in ended.stderr) is warned
+        # Under asyncio it is aiohttp that complains, as it does everywhere.
+        assert not ended.stderr or way.asynchronous or warned
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["server-certificate", "both-certificates"])

@@ -19,6 +19,10 @@ UNREACHABLE = (
     "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:28599: "
     "Failed to connect to remote host: Connection refused"
 )
+UNKNOWN_NAME = (
+    "DNS resolution failed for no.such.host:8001: C-ares status is not ARES_SUCCESS qtype=A name=no.such.host "
+    "is_balancer=0: Domain name not found"
+)
 AS_SENT_BY_TRITON = [
     ("INVALID_ARGUMENT", "text 3 has 200000 bytes; limit: 131072; to do: split it", InvalidInput),
     (
@@ -38,6 +42,7 @@ AS_SENT_BY_TRITON = [
     ("UNAVAILABLE", "the long lane is full: 64 texts", Overloaded),
     ("UNAVAILABLE", "Long lane: bound reached", Overloaded),
     ("UNAVAILABLE", UNREACHABLE, ServerUnavailable),
+    ("UNAVAILABLE", UNKNOWN_NAME, ServerUnavailable),
     ("UNAVAILABLE", f"{UNREACHABLE} Ssl handshake failed", ServerUnavailable),
     ("UNAVAILABLE", "This protocol is restricted, expecting header 'triton-grpc-protocol-key'", InvalidInput),
     ("UNAUTHENTICATED", "no token", InvalidInput),
@@ -188,7 +193,7 @@ def test_only_what_was_surely_not_computed_may_be_sent_again(
     error = from_status(status, message, "h:1")
     if error.refused:
         assert kind in (QueueTimeout, Overloaded, ServerUnavailable)
-    assert error.refused is (kind in (QueueTimeout, Overloaded) or message == UNREACHABLE)
+    assert error.refused is (kind in (QueueTimeout, Overloaded) or message in (UNREACHABLE, UNKNOWN_NAME))
 
 
 @pytest.mark.parametrize("code", [*HTTP_STATUSES, 500, 418])

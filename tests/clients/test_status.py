@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from rich.console import Console
@@ -19,6 +17,7 @@ from clients.screen import width_of
 from clients.status import fetch_metrics, read_status, samples
 from tests.clients.fake_triton import FakeTriton
 from tests.clients.ways import Way
+from tests.tools.played import playing
 
 PAGE = """# HELP nv_inference_pending_request_count Instantaneous number of pending requests
 # TYPE nv_inference_pending_request_count gauge
@@ -35,22 +34,8 @@ nv_gpu_utilization 0.5
 
 @pytest.fixture
 def page() -> Iterator[str]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(PAGE.encode())
-
-        def log_message(self, format: str, *arguments: object) -> None:
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/metrics"
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with playing(lambda asked: (200, PAGE)) as port:
+        yield f"http://127.0.0.1:{port}/metrics"
 
 
 def test_samples_have_name_labels_and_value() -> None:
@@ -80,6 +65,23 @@ def test_loaded_models_are_shown_when_the_index_is_restricted(server: FakeTriton
         status = client.status()
     assert [(one.name, one.state) for one in status.models] == [("encode", ""), ("encoder_128", "")]
     assert all(one.pending is None for one in status.models)
+
+
+def test_each_version_is_spared_its_own_wake_ups_alone() -> None:
+    """Two versions are loaded while one is on trial beside the other."""
+    page = "".join(
+        f'nv_inference_request_failure{{model="encode",reason="REJECTED",version="{version}"}} 9\n'
+        f'encoder_lanes_wakeups_total{{model="encode",version="{version}"}} {woken}\n'
+        f'nv_inference_pending_request_count{{model="encode",version="{version}"}} Nan\n'
+        for version, woken in ((1, 5), (2, 3), (3, 1))
+    )
+    fails = [
+        {"name": "encode", "version": str(version), "inference_stats": {"fail": {"count": 12}}} for version in (1, 2)
+    ]
+    models = read_status("h:1", {}, {"model_stats": fails}, None, page).models
+    assert [(one.version, one.rejected, one.failed, one.pending) for one in models] == [
+        ("1", 4, 7, None), ("2", 6, 9, None),
+    ]  # fmt: skip
 
 
 def test_status_of_no_server_is_an_error(way: Way) -> None:

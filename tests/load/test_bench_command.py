@@ -11,12 +11,12 @@ from typer.testing import CliRunner
 
 from clients.cli import app
 from clients.load.metrics import Reading
+from clients.load.null_server import null_server
 from clients.load.page import Grid, Page, PageSection, render
 from clients.load.plan import Plan, Request
 from clients.load.plots import longer, thinned
 from clients.load.records import Records
 from clients.load.report import LoadRun, write_run
-from clients.load.selftest import null_server
 from clients.load.summary import summarise
 from tests.clients.fake_triton import serve
 from tests.load.servers import timed_server

@@ -2,7 +2,6 @@ import math
 import socket
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -16,6 +15,8 @@ from clients.load.metrics import (
     pending,
     rates,
 )
+from tests.tools.played import playing
+from tests.tools.waiting import until
 
 PAGE = """# HELP nv_inference_count Number of inferences performed
 # TYPE nv_inference_count counter
@@ -36,6 +37,15 @@ def test_a_page_is_read_by_model_with_versions_added_up() -> None:
         "nv_inference_pending_request_count": {"encode": 5.0},
         "nv_gpu_utilization": {"GPU-1": 0.75},
     }
+
+
+def test_a_figure_that_is_no_number_is_not_known() -> None:
+    page = PAGE.replace('"GPU-1"} 0.75', '"GPU-1"} Nan') + 'nv_gpu_utilization{gpu_uuid="GPU-2"} 0.5\n'
+    reading = Reading(3.0, parse_metrics(page))
+    assert reading.values["nv_gpu_utilization"] == {"GPU-2": 0.5}
+    assert gpu_utilisation([reading]) == 0.5
+    none = Reading(3.0, parse_metrics(page.replace("0.5", "+Inf")))
+    assert gpu_utilisation([none]) is None
 
 
 def test_figures_over_time_come_from_the_changes_between_readings() -> None:
@@ -70,27 +80,12 @@ def test_the_queue_and_the_gpu_are_read_as_they_stand() -> None:
 def test_a_page_is_sampled_while_the_block_runs_and_a_failing_one_ends_nothing() -> None:
     answers = iter([200, 500])
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(next(answers, 200))
-            self.end_headers()
-            self.wfile.write(PAGE.encode())
-
-        def log_message(self, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        with MetricsSampler(f"http://127.0.0.1:{server.server_port}/metrics", interval=0.02) as sampler:
-            until = time.monotonic() + 10
-            while len(sampler.readings) < 3 and time.monotonic() < until:
-                time.sleep(0.02)
-    finally:
-        server.shutdown()
-        server.server_close()
+    with (
+        playing(lambda asked: (next(answers, 200), PAGE)) as port,
+        MetricsSampler(f"http://127.0.0.1:{port}/metrics", interval=0.02) as sampler,
+    ):
+        assert until(lambda: len(sampler.readings) >= 3)
     count = len(sampler.readings)
-    assert count >= 3
     assert sampler.readings[0].values["nv_inference_count"] == pytest.approx({"encode": 40.0, "encoder_128": 32.0})
     time.sleep(0.1)
     assert len(sampler.readings) == count, "it stops with the block"

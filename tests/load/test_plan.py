@@ -82,7 +82,16 @@ def test_classes_are_read_with_priority_share_and_mix() -> None:
 
 
 @pytest.mark.parametrize(
-    "specs", [["interactive"], ["a 50%"], ["a 50%", "a 50%"], ["a/urgent 100%"], ["a/7 100%"], ["a 100%: nonsense"]]
+    "specs",
+    [
+        ["interactive"],
+        ["a 50%"],
+        ["a 50%", "a 50%"],
+        ["a/urgent 100%"],
+        ["a/7 100%"],
+        ["a 100%: nonsense"],
+        ["a 10.0.0%", "b 90%"],
+    ],
 )
 def test_classes_that_cannot_be_meant_are_refused(specs: list[str]) -> None:
     with pytest.raises(InvalidInput):
@@ -90,7 +99,7 @@ def test_classes_that_cannot_be_meant_are_refused(specs: list[str]) -> None:
 
 
 def test_a_class_whose_name_is_a_number_has_no_priority_by_it() -> None:
-    assert parse_classes(["7 100%"]) == (LoadClass("7", 1.0, 0),)
+    assert parse_classes(["7 99.5%", "8 .5%"]) == (LoadClass("7", 0.995, 0), LoadClass("8", 0.005, 0))
 
 
 @pytest.mark.parametrize("rate", [1e9, float("inf"), float("nan")])

@@ -1,15 +1,15 @@
 """The generator's processes against servers whose answers take known times."""
 
+import json
+import multiprocessing
 import os
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import grpc
@@ -17,15 +17,18 @@ import numpy as np
 import pytest
 
 from clients import EncoderError, InvalidInput, Tls
+from clients.load.null_server import null_server, null_servers
 from clients.load.plan import Plan, Segment, closed_plan, open_plan, parse_classes
-from clients.load.run import Crew, LoadOptions, run_load
-from clients.load.selftest import null_server
+from clients.load.run import Crew, Interrupted, LoadOptions, run_load
 from clients.load.summary import summarise
 from clients.load.target import Target
 from clients.load.texts import TextSource
+from clients.load.worker import Progress
 from tests.clients.certificates import make_certificates
 from tests.clients.fake_triton import serve
 from tests.load.servers import timed_server
+from tests.tools.played import Asked, playing
+from tests.tools.waiting import until
 
 SOURCE = TextSource()
 ONE = LoadOptions(processes=1)
@@ -61,6 +64,24 @@ def test_a_generator_that_cannot_keep_up_says_so() -> None:
     assert summary.late_p99_ms > 10
     assert not summary.valid
     assert "generator was the bottleneck" in summary.warnings[0]
+
+
+def test_each_process_has_a_server_of_its_own_when_several_are_given() -> None:
+    plan = steady(50, 0.4)
+    with timed_server() as first, timed_server() as second:
+        records = run_load([Target(first.url), Target(second.url)], plan, LoadOptions(processes=2))
+        assert records.ok().all()
+        assert (len(first.inputs), len(second.inputs)) == (10, 10)
+        run_load([Target(first.url), Target(second.url)], plan, ONE)
+        assert (len(first.inputs), len(second.inputs)) == (30, 10)
+
+
+def test_servers_that_do_nothing_are_processes_of_their_own_and_gone_afterwards() -> None:
+    with null_servers(2) as urls:
+        children = [child for child in multiprocessing.active_children() if child.name == "null server"]
+        assert len(set(urls)) == len(children) == 2
+        assert run_load([Target(url) for url in urls], steady(50, 0.2), LoadOptions(processes=2)).ok().all()
+    assert not any(child.is_alive() for child in children)
 
 
 def test_question_goes_before_each_text_when_the_model_reads_pairs() -> None:
@@ -143,41 +164,38 @@ def test_no_server_is_an_error_of_each_request_and_not_of_the_run() -> None:
 
 
 @contextmanager
-def openai_server() -> Iterator[str]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+def openai_server(seen: list[Asked]) -> Iterator[str]:
+    def answer(asked: Asked) -> tuple[int, object]:
+        seen.append(asked)
+        code = 200 if b'"encoding_format": "base64"' in asked.body else 400
+        code = code if asked.headers.get("authorization") == "Bearer key" else 401
+        return (code if len(asked.body) < 500 else 503), {}
 
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            code = 200 if b'"encoding_format": "base64"' in body else 400
-            code = code if self.headers["authorization"] == "Bearer key" else 401
-            self.send_response(code if len(body) < 500 else 503)
-            self.send_header("Content-Length", "2")
-            self.end_headers()
-            self.wfile.write(b"{}")
-
-        def log_message(self, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/embeddings"
-    finally:
-        server.shutdown()
-        server.server_close()
+    with playing(answer) as port:
+        yield f"http://127.0.0.1:{port}/embeddings"
 
 
 def test_an_openai_like_server_is_called_over_http() -> None:
     plan = steady(40, 0.5, classes=parse_classes(["short 50%: 100% 10", "long 50%: 100% 300"]))
-    with openai_server() as url:
+    seen: list[Asked] = []
+    with openai_server(seen) as url:
         records = run_load(Target(url, "openai", "model", headers=(("authorization", "Bearer key"),)), plan, ONE)
         short = steady(40, 0.1, classes=parse_classes(["short 100%: 100% 10"]))
         refused = run_load(Target(url, "openai", "model"), short, ONE)
     assert (set(refused.status), refused.said) == ({"HTTP 401"}, {"HTTP 401": "{}"})
     by_kind = {(kind, status) for kind, status in zip(records.kind, records.status, strict=True)}
     assert by_kind == {("short", "ok"), ("long", "HTTP 503")}
+    assert not any("x-priority" in asked.headers for asked in seen)
+
+
+def test_priorities_go_to_an_openai_like_door_in_its_header() -> None:
+    plan = steady(60, 0.5, classes=parse_classes(["interactive 40%", "bulk/background 40%", "other 20%"]))
+    seen: list[Asked] = []
+    with openai_server(seen) as url:
+        run_load(Target(url, "openai", "model"), plan, ONE)
+    names = {0: "", 1: "interactive", 2: "background"}
+    sent = sorted((json.loads(asked.body)["input"][0], asked.headers.get("x-priority", "")) for asked in seen)
+    assert sent == sorted((request.text, names[request.priority]) for request in plan.requests)
 
 
 def test_a_process_that_is_killed_ends_the_run_with_an_error() -> None:
@@ -205,6 +223,52 @@ def test_ctrl_c_ends_the_processes_at_once_and_in_silence() -> None:
         os.killpg(running.pid, signal.SIGINT)
         shown = running.communicate(timeout=20)
     assert (running.returncode, shown) == (130, (b"", b""))
+
+
+@pytest.mark.parametrize("load", [["--rate", "40", "--seconds", "60"], ["--clients", "2", "--seconds", "60"]])
+def test_ctrl_c_in_the_load_keeps_what_was_measured_and_says_so(load: list[str], tmp_path: Path) -> None:
+    with timed_server(delay=lambda at: 0.02) as server:
+        options = [*load, "--processes", "2", "--late-limit", "5000", "--output", str(tmp_path)]
+        command = [sys.executable, "-m", "clients", "bench", server.url, *options]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+            until(lambda: len(server.priorities) > 20, 30)
+            running.send_signal(signal.SIGINT)
+            shown = running.communicate(timeout=30)
+    assert running.returncode == 130, shown
+    assert "INTERRUPTED after" in shown[0]
+    assert "Traceback" not in shown[1]
+    rows = (tmp_path / "requests.jsonl").read_text().splitlines()
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert 20 <= len(rows) <= len(server.priorities)
+    assert {json.loads(row)["status"] for row in rows} == {"ok"}
+    assert summary["overall"]["requests"] == len(rows)
+    assert 0 < summary["cut_s"] < 30
+    assert ", interrupted" in (tmp_path / "report.html").read_text()
+
+
+def test_a_second_ctrl_c_does_not_wait_for_the_processes() -> None:
+    def interrupt(elapsed: float, done: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    with timed_server() as server, pytest.raises(KeyboardInterrupt) as caught:
+        run_load(Target(server.url), steady(50, 20), ONE, tell=interrupt)
+    assert not isinstance(caught.value, Interrupted)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_crew_works_on_after_a_load_that_was_cut_short() -> None:
+    once = iter([signal.SIGINT])
+
+    def interrupt(elapsed: float, done: Progress) -> None:
+        if done.done and (number := next(once, None)):
+            signal.raise_signal(number)
+
+    with timed_server() as server, Crew(2) as crew:
+        with pytest.raises(Interrupted) as caught:
+            crew.run(Target(server.url), steady(50, 20), tell=interrupt)
+        assert 0 < len(caught.value.records) < 500
+        assert caught.value.records.cut_s > 0
+        assert len(crew.run(Target(server.url), steady(50, 0.2))) == 10
 
 
 def test_a_process_that_fails_ends_the_run_with_its_reason() -> None:
