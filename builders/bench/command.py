@@ -34,8 +34,6 @@ _NO_VERDICT = 3
 _BUSY = 0.15
 #: From this share of the generator's own maximum on, it may be what is measured.
 _NEAR_GENERATOR = 0.7
-#: Loads of a paired run in which the generator may be late, share of 1: so many ratios are left out at either end.
-_FEW_LATE = 0.2
 #: Title, result, tables, measurements.
 Part = tuple[str, "BenchResult", "list[Grid]", "list[Measurement]"]
 
@@ -54,8 +52,14 @@ def bench(
     rate: Annotated[
         float | None, typer.Option(min=0.01, help="Texts a second of the open loop; default: objectives.rate.")
     ] = None,
-    clients: Annotated[int, typer.Option(min=1, help="Clients of the closed loop.")] = 32,
-    load_processes: Annotated[int, typer.Option(min=1, max=64, help="Processes of the load generator.")] = 1,
+    clients: Annotated[
+        int | None,
+        typer.Option(min=1, help="Clients of the closed loop. Default: 32; with a GPU two batches an entry process."),
+    ] = None,
+    load_processes: Annotated[
+        int | None,
+        typer.Option(min=1, max=64, help="Processes of the load generator. Default: one for each four cores, up to 8."),
+    ] = None,
     mix: Annotated[
         str | None,
         typer.Option(help="Lengths in tokens and their shares, '75% 20, 25% 200'; default: that of `clients bench`."),
@@ -88,22 +92,26 @@ def bench(
 ) -> None:
     """Measure the product, a naive server and installed peers side by side, and hold the product to its stop line."""
     from builders.bench.driver import terminable
-    from builders.bench.load import LoadSpec
+    from builders.bench.load import LoadSpec, full_load
+    from builders.bench.rounds import own_processes
     from clients.errors import EncoderError
     from clients.load.texts import DEFAULT_MIX, Mix, read_corpus
 
+    if against is not None and paired is not None:
+        raise BuilderError("--against and --paired are two comparisons", remedy="make one after the other")
     need_packages("jinja2", "matplotlib", "psutil")
     settings, mix = load_settings(config, model), DEFAULT_MIX if mix is None else mix
     try:
         Mix.parse(mix)
         corpus = tuple(read_corpus(texts)) if texts else None
+        number = clients or full_load(settings)
         load = LoadSpec(
             rounds=rounds,
             closed_s=closed_seconds,
             open_s=seconds,
             rate=settings.objectives.rate if rate is None else rate,
-            clients=clients,
-            processes=load_processes,
+            clients=number,
+            processes=load_processes or min(number, own_processes()),
             mix=mix,
             corpus=corpus,
             seed=seed,
@@ -181,7 +189,7 @@ def _judged(setup: Session, result: BenchResult, earlier: BenchResult | None) ->
         verdict = regression.against(earlier, result, PRODUCT)
         lines += [one.text() for one in verdict.comparisons]
         slower, unsure = verdict.slower, not verdict.comparable
-        lines += [f"no verdict: {doubt}" for doubt in verdict.doubts]
+        lines += [*verdict.left_out, *(f"no verdict: {doubt}" for doubt in verdict.doubts)]
         if others := differences(earlier, result):
             lines.append(f"not as in the stored run: {'; '.join(others)}")
     if slower or any(check.held == "passed over" for check in checks):
@@ -208,26 +216,36 @@ def _doubts(result: BenchResult, floor: Floor, busy: float) -> list[str]:
 
 def _drivers(setup: Session, venvs: tuple[Path, ...], batches: tuple[int, ...], naive: bool) -> list[Driver]:
     from builders.bench.driver import BenchError
-    from builders.bench.naive import NaiveDriver
     from builders.bench.peers import infinity, installed, litserve
 
-    drivers: list[Driver] = [NaiveDriver(setup.source)] if naive else []
+    drivers: list[Driver] = [_naive(setup)] if naive else []
     drivers.append(_product(setup, PRODUCT, setup.settings, patient=False))
     for venv in venvs:
         found: list[Driver] = []
         for batch in batches:
             if installed(venv, "infinity_emb"):
-                found += [infinity(venv, setup.source, engine, batch, setup.work) for engine in ("torch", "optimum")]
+                found += [
+                    infinity(venv, setup.source, engine, batch, setup.work, setup.output)
+                    for engine in ("torch", "optimum")
+                ]
             if installed(venv, "litserve"):
-                found.append(litserve(venv, setup.source, batch))
+                found.append(litserve(venv, setup.source, batch, setup.output))
         if not found:
             raise BenchError(
                 "the environment holds no peer", value=str(venv), limit="infinity_emb or litserve in its bin folder"
             )
         drivers += found
+    if venvs and setup.settings.engine.kind == "tensorrt":
+        setup.log("the peers compute on the CPU, the product on a GPU: that compares machines")
     if not venvs:
         setup.log("no peers: --peer-venv names an environment that holds infinity-emb or LitServe")
     return drivers
+
+
+def _naive(setup: Session) -> Driver:
+    from builders.bench.naive import NaiveDriver
+
+    return NaiveDriver(setup.source, setup.output, gpu=setup.settings.engine.kind == "tensorrt")
 
 
 def _product(setup: Session, name: str, settings: DeploySettings, *, patient: bool) -> Driver:
@@ -237,7 +255,7 @@ def _product(setup: Session, name: str, settings: DeploySettings, *, patient: bo
     engine = settings.engine
     about = f"this product, {engine.kind}, {engine.precision}, {settings.entry.processes} processes, gRPC"
     variant = Variant(name, about, PATIENT if patient else {})
-    return ProductDriver(settings, variant, setup.work, setup.cache, setup.log)
+    return ProductDriver(settings, variant, setup.work, setup.cache, setup.log, logs=setup.output)
 
 
 def _measured(
@@ -284,7 +302,6 @@ def _result(
 
 def _ladder(setup: Session, rounds: int, naive: bool, journal: Journal) -> Part:
     from builders.bench.ladder import ladder, not_in_table
-    from builders.bench.naive import NaiveDriver
     from builders.bench.report import ladder_grid, not_shown, servers
     from builders.bench.result import write_result
     from builders.bucket import BucketPlan
@@ -299,7 +316,7 @@ def _ladder(setup: Session, rounds: int, naive: bool, journal: Journal) -> Part:
         shutil.rmtree(leftover)
     # Folders of their own: the files of a cold row are no longer what the builders published.
     with TemporaryDirectory(dir=setup.work, prefix="ladder-") as folder:
-        drivers: list[Driver] = [NaiveDriver(setup.source)] if naive else []
+        drivers: list[Driver] = [_naive(setup)] if naive else []
         drivers += [rung_driver(setup, rung, Path(folder)) for rung in rungs]
         load = replace(setup.load, rounds=rounds)
         result, measured = _measured(setup, drivers, load, journal, keep=False, flat=flat)
@@ -320,13 +337,13 @@ def rung_driver(setup: Session, rung: Rung, folder: Path) -> ProductDriver:
     # Apart: the row that warm-up is switched on in has the settings of a cold one, and would find its files.
     work = folder / ("cold" if rung.cold else "warm")
     change = leave_cold if rung.cold else None
-    return ProductDriver(setup.settings, rung.variant, work, setup.cache, setup.log, change=change)
+    return ProductDriver(setup.settings, rung.variant, work, setup.cache, setup.log, change=change, logs=setup.output)
 
 
 def _paired(setup: Session, other: Path, pairs: int, seconds: float) -> int:
     """B is this checkout and --config; A is the other. Fails when B is slower."""
     from builders.bench.product import CheckoutDriver, question_for
-    from builders.bench.regression import PairSpec, failed_more, is_checkout, run_pairs
+    from builders.bench.regression import PairSpec, is_checkout, pair_doubts, run_pairs, worse_without_figures
     from builders.bench.result import row_of, write_result
     from clients.load.target import Target
 
@@ -337,8 +354,8 @@ def _paired(setup: Session, other: Path, pairs: int, seconds: float) -> int:
         relative = config.relative_to(root) if config.is_relative_to(root) else config
         target = Target("A", model=setup.settings.entry_model, question=question_for(setup.source))
         name = setup.settings.name
-        first: Driver = CheckoutDriver("A", other, relative, setup.work, target, name)
-        second: Driver = CheckoutDriver("B", root, relative, setup.work, target, name)
+        first: Driver = CheckoutDriver("A", other, relative, setup.work, target, name, setup.output)
+        second: Driver = CheckoutDriver("B", root, relative, setup.work, target, name, setup.output)
     else:
         # Patient: requests that time out would make the slower one look faster.
         first = _product(setup, "A", load_settings(other, setup.settings.name or None), patient=True)
@@ -348,27 +365,27 @@ def _paired(setup: Session, other: Path, pairs: int, seconds: float) -> int:
         comparisons, measured = run_pairs(
             first, second, setup.source, setup.load, size, setup.say, lambda one: journal.add(row_of(one))
         )
-    setup.screen.print(f"A: {escape(str(other))}; B: {escape(str(setup.config))}; {pairs} pairs", soft_wrap=True)
-    lines = [comparison.text() for comparison in comparisons]
-    if not any("CPU" in comparison.figure for comparison in comparisons):
+    worse = worse_without_figures(measured, first.name, second.name)
+    doubts = pair_doubts(measured, first.name, second.name)
+    failed = worse is not None or any(one.verdict == "slower" for one in comparisons)
+    done = len({one.round for one in measured if one.round >= 0})
+    lines = [f"A: {other}; B: {setup.config}; {done} of {pairs} pairs", *(one.text() for one in comparisons)]
+    if not doubts and not any("CPU" in one.figure for one in comparisons):
         lines.append("CPU time a text is not compared: the turns are too short for the system's clock")
-    worse = failed_more(measured, first.name, second.name)
-    for line in (*lines, *([worse] if worse else [])):
+    if worse is not None:
+        lines.append(worse)
+    else:
+        lines += doubts if failed else [f"no verdict: {doubt}" for doubt in doubts]
+    for line in lines:
         setup.screen.print(escape(line), soft_wrap=True)
     load = replace(setup.load, rounds=pairs, closed_s=seconds, open_s=seconds)
     result = _result(setup, [first, second], load, measured, [])
     _show(setup, result, [])
     write_result(setup.output / "paired.json", result)
     setup.log(f"results: {setup.output / 'paired.json'}")
-    if worse is not None or any(one.verdict == "slower" for one in comparisons):
+    if failed:
         return 1
-    if sum(not one.summary.valid for one in measured) <= _FEW_LATE * len(measured):
-        return 0
-    # It limited both alike: that they are the same says nothing.
-    setup.screen.print(
-        "no verdict: the load generator was late, or the limit; use more --load-processes", soft_wrap=True
-    )
-    return _NO_VERDICT
+    return _NO_VERDICT if doubts else 0
 
 
 def _show(setup: Session, result: BenchResult, grids: list[Grid]) -> None:

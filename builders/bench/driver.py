@@ -19,7 +19,9 @@ from types import FrameType
 from typing import Protocol
 
 from builders.errors import BuilderError
+from builders.server_process import ended_how
 from builders.source import EncoderSource
+from clients.load.page import BENCH_EXTRA
 from clients.load.target import Target
 
 _START_S = 300.0
@@ -64,6 +66,10 @@ class Driver(Protocol):
         """
         ...
 
+    def ended(self) -> str | None:
+        """How it ended by itself after it had started, with the end of its log; None as long as it runs."""
+        ...
+
     def stop(self) -> None:
         """Stops it and all its processes; does nothing when it does not run."""
         ...
@@ -86,7 +92,7 @@ def cpu_of(pid: int | None) -> Cpu:
     try:
         import psutil
     except ImportError:
-        raise BenchError("psutil is not installed", remedy="pip install 'encoder-lanes[bench]'") from None
+        raise BenchError("psutil is not installed", remedy=BENCH_EXTRA) from None
     if pid is None:
         return Cpu(0.0, 0)
     total, count = 0.0, 0
@@ -162,6 +168,7 @@ class Child:
         environment: variables over those of this process.
         folder: working directory; this process's own by default.
         start_s: how long it may take to answer, seconds.
+        log: file of its output, appended to; a temporary one by default.
     """
 
     def __init__(
@@ -172,12 +179,13 @@ class Child:
         environment: Mapping[str, str] | None = None,
         folder: Path | None = None,
         start_s: float = _START_S,
+        log: Path | None = None,
     ):
         """See the class."""
         self.command, self._ready, self._folder, self._start_s = list(command), ready, folder, start_s
         self._environment = {**os.environ, **(environment or {})}
         self._process: subprocess.Popen[bytes] | None = None
-        self._log: Path | None = None
+        self._wanted_log, self._log, self._kept_before = log, Path(), False
 
     @property
     def pid(self) -> int | None:
@@ -189,13 +197,17 @@ class Child:
 
         Raises:
             BenchError: it cannot be started, ended, or did not answer in time; the end of its output is in the error.
+            OSError: its log cannot be made.
         """
         program = shutil.which(self.command[0])
         if program is None:
             raise BenchError("the server cannot be started: there is no such program", value=self.command[0])
         launcher = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), program]
-        with tempfile.NamedTemporaryFile(prefix="bench-", suffix=".log", delete=False) as log:
-            path = self._log = Path(log.name)
+        self._log = self._wanted_log or _temporary_log()
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        # Of a start that failed or of a server that died, which somebody was told to read.
+        self._kept_before = has_content(self._wanted_log)
+        with self._log.open("ab") as log:
             try:
                 self._process = subprocess.Popen(
                     [*launcher, *self.command[1:]],
@@ -207,36 +219,59 @@ class Child:
                     start_new_session=True,
                 )
             except OSError as error:
-                path.unlink()
+                self._log.unlink()
                 raise BenchError("the server cannot be started", value=self.command[0], limit=error.strerror) from None
         until = time.monotonic() + self._start_s
         while not self._ready():
-            code = self._process.poll()
+            code = self._exit_code()
             if code is not None or time.monotonic() > until:
-                self._log = None  # kept: the error names it
-                self.stop()
-                what = "did not answer in time" if code is None else f"ended with code {code}"
-                raise BenchError(f"the server {what}", value=" ".join(self.command), limit=_end_of(path))
+                self._stop(keep_log=True)  # the error names it
+                what = "did not answer in time" if code is None else f"ended by itself ({ended_how(code)})"
+                raise BenchError(f"the server {what}", value=" ".join(self.command), limit=_end_of(self._log))
             time.sleep(0.2)
+
+    def ended(self) -> str | None:
+        """See `Driver`; `stop` then keeps the log."""
+        code = self._exit_code()
+        if code is None or self._process is None:
+            return None
+        # What is left of it would go on beside the other servers. Its leader is not reaped yet: the number is its own.
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        return f"ended by itself ({ended_how(code)}); {_end_of(self._log)}"
 
     def stop(self) -> None:
         """SIGTERM, then SIGKILL to what is left of its group, even when a second Ctrl-C cuts the wait short."""
+        self._stop(keep_log=self._exit_code() is not None)
+
+    def _exit_code(self) -> int | None:
+        """Of a server that ended by itself, negative by a signal. It is not reaped: see `_stop`."""
+        if self._process is None:
+            return None
+        try:
+            found = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:  # where SIGCHLD is ignored, the kernel has reaped it
+            return self._process.poll()
+        if found is None:
+            return None
+        return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+
+    def _stop(self, *, keep_log: bool) -> None:
         process, self._process = self._process, None
         if process is None:
             return
-        log, self._log = self._log, None
         process.terminate()
         try:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_STOP_S)
         finally:
             # Also when the leader ended by itself: its group may live on. The group's number is not given to others
-            # while a process of it lives, and the leader is not reaped before `wait` above.
+            # while a process of it lives, and the leader is not reaped before the lines above.
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            if log is not None:
-                log.unlink(missing_ok=True)
+            if not keep_log and not self._kept_before:
+                self._log.unlink(missing_ok=True)
 
 
 def http_ready(url: str) -> bool:
@@ -261,6 +296,22 @@ def grpc_ready(url: str, model: str = "encode") -> bool:
             return bool(stub.ModelReady(service_pb2.ModelReadyRequest(name=model), timeout=1).ready)
         except grpc.RpcError:
             return False
+
+
+def log_file(folder: Path | None, name: str) -> Path | None:
+    """Where the log of a server goes: into the folder of the run, if there is one, under the server's name."""
+    return folder and folder / f"{''.join(letter if letter.isalnum() else '_' for letter in name)}.log"
+
+
+def has_content(log: Path | None) -> bool:
+    """Whether there is a log that says something."""
+    return log is not None and log.is_file() and log.stat().st_size > 0
+
+
+def _temporary_log() -> Path:
+    file, name = tempfile.mkstemp(prefix="bench-", suffix=".log")
+    os.close(file)
+    return Path(name)
 
 
 def _end_of(log: Path) -> str:

@@ -27,20 +27,24 @@ class NaiveEncoder:
         pooling: "mean" or "cls".
         normalize: scale vectors to length 1.
         max_tokens: longer texts are cut.
+        device: "cpu", in FP32, or "cuda", in FP16.
     """
 
-    def __init__(self, folder: Path, pooling: str, normalize: bool, max_tokens: int):
+    def __init__(self, folder: Path, pooling: str, normalize: bool, max_tokens: int, device: str = "cpu"):
         """Loads tokeniser and weights."""
         from transformers import AutoModel, AutoTokenizer
 
+        dtype = torch.float16 if device == "cuda" else torch.float32
         self._tokenizer = AutoTokenizer.from_pretrained(str(folder))
-        self._model = AutoModel.from_pretrained(str(folder), attn_implementation="eager", dtype=torch.float32).eval()
+        model = AutoModel.from_pretrained(str(folder), attn_implementation="eager", dtype=dtype)
+        self._model, self._device = model.to(device).eval(), device
         self._pooling, self._normalize, self._max_tokens = pooling, normalize, max_tokens
 
     @torch.no_grad()
     def encode(self, text: str) -> tuple[np.ndarray[Any, np.dtype[np.float32]], int]:
         """One text: its vector, float32 [dim], and its tokens."""
         inputs = self._tokenizer(text, truncation=True, max_length=self._max_tokens, return_tensors="pt")
+        inputs = inputs.to(self._device)
         hidden = self._model(**inputs).last_hidden_state
         if self._pooling == "cls":
             vector = hidden[:, 0]
@@ -49,7 +53,7 @@ class NaiveEncoder:
             vector = (hidden * mask).sum(1) / mask.sum(1)
         if self._normalize:
             vector = torch.nn.functional.normalize(vector)
-        return vector[0].numpy(), int(inputs["input_ids"].shape[1])
+        return vector[0].float().cpu().numpy(), int(inputs["input_ids"].shape[1])
 
 
 class NaiveService(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
@@ -83,8 +87,11 @@ def main() -> None:
     parser.add_argument("--pooling", choices=("mean", "cls"), default="mean")
     parser.add_argument("--normalize", action="store_true")
     parser.add_argument("--max-tokens", type=int, default=512)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="FP32 on a CPU, FP16 on a GPU")
     options = parser.parse_args()
-    encoder = NaiveEncoder(options.model, options.pooling, options.normalize, options.max_tokens)
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise SystemExit(f"torch {torch.__version__} sees no GPU: install one built for CUDA, or say --no-naive")
+    encoder = NaiveEncoder(options.model, options.pooling, options.normalize, options.max_tokens, options.device)
     encoder.encode("the first call is slow")
     server = grpc.server(ThreadPoolExecutor(64))
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(NaiveService(encoder), server)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
-from builders.bench.driver import BenchError, Child, http_ready, plain_pooling, text_limit
+from builders.bench.driver import BenchError, Child, http_ready, log_file, plain_pooling, text_limit
 from builders.ports import free_ports
 from builders.source import EncoderSource
 from clients.load.target import Target
@@ -32,9 +32,18 @@ class PeerDriver:
         command: with `{port}` where the port goes.
         health: path that answers 200 once the model is loaded.
         folder: working directory.
+        logs: folder of its log; a temporary file by default.
     """
 
-    def __init__(self, name: str, about: str, command: Sequence[str], health: str, folder: Path | None = None):
+    def __init__(
+        self,
+        name: str,
+        about: str,
+        command: Sequence[str],
+        health: str,
+        folder: Path | None = None,
+        logs: Path | None = None,
+    ):
         """See the class."""
         self.name, self.about, self.gpus = name, about, 0
         port = free_ports().http
@@ -44,6 +53,7 @@ class PeerDriver:
             lambda: http_ready(f"{self._url}{health}"),
             environment=_QUIET,
             folder=folder,
+            log=log_file(logs, name),
         )
 
     @property
@@ -61,12 +71,18 @@ class PeerDriver:
         self._child.start()
         return Target(f"{self._url}/embeddings", "openai", "model")
 
+    def ended(self) -> str | None:
+        """See `Driver`."""
+        return self._child.ended()
+
     def stop(self) -> None:
         """See `Driver`."""
         self._child.stop()
 
 
-def infinity(venv: Path, source: EncoderSource, engine: Engine, batch: int, work: Path) -> PeerDriver:
+def infinity(
+    venv: Path, source: EncoderSource, engine: Engine, batch: int, work: Path, logs: Path | None = None
+) -> PeerDriver:
     """infinity-emb with its torch or its ONNX engine.
 
     For ONNX the model is exported and optimised once by optimum, the tool infinity-emb itself relies on: of its own
@@ -79,6 +95,7 @@ def infinity(venv: Path, source: EncoderSource, engine: Engine, batch: int, work
         engine: as above.
         batch: its largest batch; on a CPU small ones win.
         work: folder that keeps the exported graph, and the model's folder with the product's limit in it.
+        logs: see `PeerDriver`.
 
     Raises:
         BenchError: the environment lacks the program, or the export failed.
@@ -91,16 +108,17 @@ def infinity(venv: Path, source: EncoderSource, engine: Engine, batch: int, work
     command += ["--no-compile", "--dtype", "float32"] if engine == "torch" else []
     label = "torch" if engine == "torch" else "ONNX"
     about = f"infinity-emb, {label} engine on the CPU, FP32, batch {batch}, HTTP"
-    return PeerDriver(f"infinity {label} b{batch}", about, command, "/health", folder)
+    return PeerDriver(f"infinity {label} b{batch}", about, command, "/health", folder, logs)
 
 
-def litserve(venv: Path, source: EncoderSource, batch: int) -> PeerDriver:
+def litserve(venv: Path, source: EncoderSource, batch: int, logs: Path | None = None) -> PeerDriver:
     """sentence-transformers under LitServe.
 
     Args:
         venv: environment that holds `litserve` and `sentence-transformers`.
         source: the model.
         batch: its largest batch.
+        logs: see `PeerDriver`.
 
     Raises:
         BenchError: the environment lacks Python or LitServe.
@@ -110,7 +128,7 @@ def litserve(venv: Path, source: EncoderSource, batch: int) -> PeerDriver:
     command = [str(python), str(script), "--model", str(source.folder), "--max-tokens", str(text_limit(source))]
     command += ["--port", "{port}", "--batch", str(batch)]
     about = f"sentence-transformers under LitServe on the CPU, FP32, batch {batch}, HTTP"
-    return PeerDriver(f"LitServe b{batch}", about, command, "/health")
+    return PeerDriver(f"LitServe b{batch}", about, command, "/health", logs=logs)
 
 
 def installed(venv: Path, program: str) -> bool:

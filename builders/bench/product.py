@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -13,11 +14,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from builders.bench.driver import BenchError, Child, grpc_ready
+from builders.bench.driver import BenchError, Child, grpc_ready, has_content, log_file
 from builders.build import BuildOptions, BuildResult, build
+from builders.errors import ServerError
 from builders.ports import free_ports
 from builders.server import TritonServer
-from builders.settings import DeploySettings
+from builders.settings import DeploySettings, read_document
 from builders.source import EncoderSource
 from clients.load.target import Target
 
@@ -61,6 +63,7 @@ class ProductDriver:
         change: called with the finished build before the server starts; tests put another engine in its place.
         share: one repository for all variants whose engines are the same, so that they are compiled once; each start
             renders its own configurations into it. Only for servers that never run beside each other.
+        logs: folder of its log; a temporary file by default.
 
     Raises:
         BenchError: the changed settings cannot work; it names the variant.
@@ -75,6 +78,7 @@ class ProductDriver:
         say: Callable[[str], None],
         change: Callable[[BuildResult], None] | None = None,
         share: bool = False,
+        logs: Path | None = None,
     ):
         """See the class."""
         self.name, self.about = variant.name, variant.about
@@ -82,6 +86,7 @@ class ProductDriver:
         self.gpus = len(self.settings.engine.gpus) if self.settings.engine.kind == "tensorrt" else 0
         self._options = BuildOptions(skip=variant.skip, gate=False)
         self._cache, self._say, self._change, self._share = cache, say, change, share
+        self._log, self._kept_before = log_file(logs, self.name), False
         self._server: TritonServer | None = None
         self._built: BuildResult | None = None
 
@@ -96,33 +101,47 @@ class ProductDriver:
         return self._server.pid if self._server else None
 
     def start(self) -> Target:
-        """See `Driver`; builds first, without the accuracy gate: what is measured here is time.
-
-        Raises:
-            BenchError: the shared repository serves another version than this one.
-        """
+        """See `Driver`; builds first, without the accuracy gate: what is measured here is time."""
         if self._built is None or self._share:
-            self._built = build(self.settings, self._cache, self._say, self._options)
+            self._built = self._build()
             if self._change:
                 self._change(self._built)
-        if self._built.served != self._built.version:
-            raise BenchError(
-                "the repository of the bench serves another version", value=self._built.served,
-                limit=str(self._built.version), remedy=f"remove {self._built.repository.parent}",
-            )  # fmt: skip
         entry = self._built.entry_model
-        server = TritonServer(self._built.repository, self._built.models, ports=free_ports(), drain_models=[entry])
+        self._kept_before = has_content(self._log)
+        server = TritonServer(
+            self._built.repository, self._built.models, ports=free_ports(), log_path=self._log, drain_models=[entry]
+        )
         server.__enter__()
         self._server = server
         return Target(server.grpc_url, model=entry, question=question_for(self._built.source))
 
+    def _build(self) -> BuildResult:
+        built = build(self.settings, self._cache, self._say, self._options)
+        if built.served != built.version:
+            # The newest is served: other code has published here since this version was new. The folder is the bench's.
+            shutil.rmtree(built.repository)
+            built = build(self.settings, self._cache, self._say, self._options)
+        return built
+
+    def ended(self) -> str | None:
+        """See `Driver`."""
+        try:
+            if self._server is not None:
+                self._server.raise_if_ended()
+        except ServerError as error:
+            return str(error)
+        return None
+
     def stop(self) -> None:
         """See `Driver`."""
+        died = self.ended() is not None
         server, self._server = self._server, None
         if server is None:
             return
         try:
             server.stop()
+            if self._log is not None and server.stopped_cleanly and not died and not self._kept_before:
+                self._log.unlink(missing_ok=True)
         except BaseException:  # a second Ctrl-C: nothing is waited for any more, and nothing left
             server.kill()
             raise
@@ -131,16 +150,18 @@ class ProductDriver:
 class CheckoutDriver:
     """The server of another checkout, by its own `python -m builders serve`.
 
-    It publishes into a repository below `work`, one for each state of the checkout's code and settings: the checkout's
-    own may be held at an older version by a promote or by an earlier start, and a bench has nothing to publish there.
+    It publishes into an empty repository below `work`, which goes when the server is stopped. In the checkout's own a
+    promote or an earlier start may hold an older version; in one that was kept the newest version would be served,
+    which is not the checkout's when its model or its packages are again what they were before.
 
     Args:
         name: for the table.
         checkout: root of the other working tree.
         config: its settings file, relative to the root.
-        work: folder for the repository.
+        work: folder for the repository; one that a killed bench left there is removed at the start.
         target: a target of this project's, for the model's name and the form of requests; its address is replaced.
         model: which of several models of the file.
+        logs: folder of its log; a temporary file by default.
 
     Raises:
         BenchError: there is no such checkout or settings file.
@@ -154,6 +175,7 @@ class CheckoutDriver:
         work: Path,
         target: Target | None = None,
         model: str = "",
+        logs: Path | None = None,
     ):
         """See the class."""
         self.name, self.about, self.gpus = name, f"{checkout}, {config}", 0
@@ -162,7 +184,7 @@ class CheckoutDriver:
         ports = free_ports()
         self._url, self._metrics = f"127.0.0.1:{ports.grpc}", f"http://127.0.0.1:{ports.metrics}/metrics"
         self._config = (checkout / config).resolve()
-        self._place = work / f"checkout-{name}-{_state_of(checkout, config)}"
+        self._place = work.resolve() / f"checkout-{name}"
         command = [sys.executable, "-m", "builders", "serve", "--config", str(self._place / "deploy.yaml")]
         command += ["--cache", str(self._config.parent / "build" / "cache")]
         command += ["--http-port", str(ports.http), "--grpc-port", str(ports.grpc)]
@@ -176,6 +198,7 @@ class CheckoutDriver:
             environment={"PYTHONPATH": path},
             folder=checkout,
             start_s=1800,
+            log=log_file(logs, name),
         )
 
     @property
@@ -189,29 +212,37 @@ class CheckoutDriver:
         return self._child.pid
 
     def start(self) -> Target:
-        """See `Driver`."""
-        repository = self._place.resolve() / "model_repository"
-        repository.mkdir(parents=True, exist_ok=True)
-        # Without a state the newest version is served. Queue timeouts as in every bench; JSON is YAML, too.
-        for state in repository.glob(".served*.json"):
-            state.unlink()
-        settings = {"extends": str(self._config), "repository": str(repository), **PATIENT}
-        (self._place / "deploy.yaml").write_text(json.dumps(settings), encoding="utf-8")
+        """See `Driver`; the checkout builds first, with its accuracy gate."""
+        if self._place.exists():
+            shutil.rmtree(self._place)
+        self._place.mkdir(parents=True)
+        settings = {"extends": str(self._config), "repository": str(self._place / "model_repository")}
+        (self._place / "deploy.yaml").write_text(json.dumps(settings | _patient(self._config)), encoding="utf-8")
         self._child.start()
         return self._target
 
-    def stop(self) -> None:
+    def ended(self) -> str | None:
         """See `Driver`."""
-        self._child.stop()
+        return self._child.ended()
+
+    def stop(self) -> None:
+        """See `Driver`; the repository goes, too."""
+        try:
+            self._child.stop()
+        finally:
+            shutil.rmtree(self._place, ignore_errors=True)
 
 
-def _state_of(checkout: Path, config: Path) -> str:
-    """Hash of a checkout's place, code and settings files."""
-    total = hashlib.sha256(f"{checkout.resolve()}\n{config}".encode())
-    code = (path for folder in ("builders", "clients") for path in (checkout / folder).rglob("*.py"))
-    for path in sorted((*code, *checkout.glob("*.yaml"), checkout / config)):
-        total.update(f"\n{path}\n".encode() + path.read_bytes())
-    return total.hexdigest()[:12]
+def _patient(config: Path) -> dict[str, Any]:
+    """What a file that extends `config` says for queue timeouts that nothing runs into.
+
+    Several models may have their own, which the file's do not overrule. Nothing else of the settings is looked at: they
+    are another checkout's, with another checkout's names.
+    """
+    items = read_document(config).get("models")
+    if not isinstance(items, list):
+        return dict(PATIENT)
+    return {**PATIENT, "models": [merge(item, PATIENT) if isinstance(item, Mapping) else item for item in items]}
 
 
 def question_for(source: EncoderSource) -> str:

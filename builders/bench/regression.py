@@ -36,6 +36,10 @@ STORED_P99_TOLERANCE = 0.15
 _SPEED_TOLERANCE = 0.10
 #: A failed request as a latency, milliseconds: the deadline of the load's clients, who waited that long in vain.
 _UNANSWERED_MS = 60_000.0
+#: Fewer pairs say nothing.
+_FEWEST_PAIRS = 6
+#: Loads of a paired run in which the generator may be late, share of 1: so many ratios are left out at either end.
+_FEW_LATE = 0.2
 #: A share of failed requests above the other side's by this is worse, whatever the answered ones took.
 _FAILED_TOLERANCE = 0.01
 
@@ -48,11 +52,13 @@ class Against:
         comparisons: throughput, CPU time a text, P50, P99 of the product.
         speed: the machine's speed now relative to then.
         doubts: why there is no verdict; empty when there is one.
+        left_out: why a figure is not compared; the verdict is that of the others.
     """
 
     comparisons: tuple[Comparison, ...]
     speed: float
     doubts: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
     @property
     def comparable(self) -> bool:
@@ -89,10 +95,23 @@ def against(stored: BenchResult, fresh: BenchResult, driver: str, *, level: floa
     # What is turned round is a cost: before / after of a throughput.
     nothing = Interval(math.inf, math.inf, math.inf, level)
     cost = nothing if min(rates[1]) <= 0 else ratio_of_figures(rates[1], rates[0], level=level)
-    figures = [("throughput, texts/s", cost, STORED_TOLERANCE)]
+    figures, left_out = list[tuple[str, Interval, float]](), list[str]()
     work = [_cpu_of(run, driver) for run in (stored, fresh)]
-    if all(work):
-        figures.append(("CPU time a text", ratio_of_figures(*work, level=level), STORED_TOLERANCE))
+    if any(row.cpu_ms is None for row in stored.rows):  # of format 1
+        # Of texts as they were drawn a quick server got others than a slow one: that alone is up to a tenth.
+        left_out.append(
+            "throughput and CPU time a text are not compared: the stored run is of before closed loops were dealt out "
+            "evenly and CPU time was noted; run it again"
+        )
+    else:
+        figures.append(("throughput, texts/s", cost, STORED_TOLERANCE))
+        if all(work):
+            figures.append(("CPU time, ms a text", ratio_of_figures(*work, level=level), STORED_TOLERANCE))
+        else:
+            left_out.append(
+                "CPU time a text is not compared: a round has none, since it was too short for the system's clock, "
+                "nothing was answered, or the server died"
+            )
     for share, tolerance in ((50, STORED_TOLERANCE), (99, STORED_P99_TOLERANCE)):
         interval = ratio_of_rounds(sides[0], sides[1], percentile(share), level=level, draws=draws)
         figures.append((f"P{share} at {fresh.load.rate:g} texts/s, ms", interval, tolerance))
@@ -103,18 +122,13 @@ def against(stored: BenchResult, fresh: BenchResult, driver: str, *, level: floa
     for name, run in (("stored", stored), ("this", fresh)):
         if not all(row.valid for row in (*run.of(driver, "closed"), *run.of(driver, "open"))):
             doubts.append(f"the load generator was late, or the limit, in the {name} run; use more --load-processes")
-    return Against(tuple(_compared(*figure) for figure in figures), speed, tuple(doubts))
+    return Against(tuple(_compared(*figure) for figure in figures), speed, tuple(doubts), tuple(left_out))
 
 
 def _cpu_of(run: BenchResult, driver: str) -> list[float]:
-    """CPU time a text of each closed loop, seconds by the number of cores; empty where a round has none.
-
-    Nor where requests failed: one that waits for its deadline in vain makes the time longer that the share is of.
-    """
-    rows = run.of(driver, "closed")
-    if any(row.failed or row.throughput <= 0 or row.cpu_share <= 0 for row in rows):
-        return []
-    return [row.cpu_share / row.throughput for row in rows]
+    """CPU time a text of each closed loop, milliseconds; empty where a round has none, or the format had none yet."""
+    found = [row.cpu_ms or 0.0 for row in run.of(driver, "closed")]
+    return found if min(found) > 0 else []
 
 
 def _with_failures(run: BenchResult, driver: str) -> list[Floats]:
@@ -150,7 +164,10 @@ def check_stored(stored: BenchResult, driver: str, load: LoadSpec, machine: Mapp
         before, now = getattr(stored.load, name), getattr(load, name)
         if before != now:
             limit = f"{_in_words(now)!r}, as in this run"
-            raise BenchError(f"the stored run had another load: {name}", value=_in_words(before), limit=limit)
+            remedy = "give this run the options of the stored one, or run that one again"
+            raise BenchError(
+                f"the stored run had another load: {name}", value=_in_words(before), limit=limit, remedy=remedy
+            )
     for name in ("processor", "cores"):
         here, there = machine.get(name), stored.machine.get(name)
         if here != there:
@@ -187,16 +204,18 @@ def run_pairs(
         load: rate, clients and texts; both of a pair get the same texts at the same times.
         spec: how many pairs, how long.
         console: where progress goes.
-        record: told each measurement as soon as there is one.
+        record: told each measurement as soon as there is one, those of the pair that warms up (round -1) as well.
 
     Returns:
-        Throughput, CPU time a text and P50 of B against A, and all measurements.
+        Throughput, CPU time a text and P50 of B against A as far as they can be compared, and all measurements. After
+        a pair in which a side died, or answered nothing at all, no further one is measured; that one always counts.
 
     Raises:
-        BenchError: fewer than 6 pairs, or a turn in which nothing was answered.
+        BenchError: fewer than 6 pairs.
+        BuilderError: a side did not start.
     """
-    if spec.pairs < 6:
-        raise BenchError("pairs", value=spec.pairs, limit="at least 6")
+    if spec.pairs < _FEWEST_PAIRS:
+        raise BenchError("pairs", value=spec.pairs, limit=f"at least {_FEWEST_PAIRS}")
     loads = make_load(replace(load, rounds=spec.pairs, closed_s=spec.seconds, open_s=spec.seconds), source)
     chance = random.Random(load.seed)  # noqa: S311
     measured: list[Measurement] = []
@@ -204,6 +223,7 @@ def run_pairs(
         sides = [(first, target_a), (second, target_b)]
         for number in range(-1, spec.pairs):  # the pair before the first warms both up
             chance.shuffle(sides)
+            turns: list[Measurement] = []
             for plans, clients in ((loads.closed, loads.clients), (loads.opened, 0)):
                 for driver, target in sides:
                     plan = plans[max(0, number)]
@@ -218,12 +238,16 @@ def run_pairs(
                         clients=clients,
                         round_=number,
                         warm_s=warm,
+                        others=[other for other, _ in sides if other is not driver],
                     )
-                    if number < 0:
-                        continue
-                    measured.append(one)
+                    turns.append(one)
                     if record is not None:
                         record(one)
+            lost = any(_lost_rounds(turns, driver.name) for driver, _ in sides)
+            if number >= 0 or lost:
+                measured += turns
+            if lost:
+                break
     return pair_comparisons(measured, first.name, second.name), measured
 
 
@@ -233,8 +257,8 @@ def pair_comparisons(measured: Sequence[Measurement], first: str, second: str) -
     CPU time sees the smallest slow-downs: what else runs on the machine moves it least. It cannot see a server that
     waits; the other two do.
 
-    Raises:
-        BenchError: a turn in which nothing was answered.
+    A figure that a turn does not have, or of too few pairs, is left out: `pair_doubts` says why. Without the turns that
+    lack it the rest would be the better for them.
     """
     comparisons = []
     for loop, figure, of, more_is_better in _PAIR_FIGURES:
@@ -243,16 +267,38 @@ def pair_comparisons(measured: Sequence[Measurement], first: str, second: str) -
             for name in (first, second)
         }
         pairs = [(by_side[first][number], by_side[second][number]) for number in sorted(by_side[first])]
-        if of is _cpu_ms and not all(min(pair) > 0 for pair in pairs):
-            continue  # turns too short for the clock of /proc
-        if not all(np.isfinite(pair).all() and min(pair) > 0 for pair in pairs):
-            raise BenchError("a turn of the pairs got no answer", remedy="lengthen the turns, or lower the rate")
+        if len(pairs) < _FEWEST_PAIRS or not all(value > 0 for pair in pairs for value in pair):  # nor NaN
+            continue
         comparisons.append(compare_pairs(figure, pairs, more_is_better=more_is_better))
     return comparisons
 
 
-def failed_more(measured: Sequence[Measurement], first: str, second: str) -> str | None:
-    """That B failed more requests than A, in words: what was answered may be the faster for it. None if it did not."""
+def pair_doubts(measured: Sequence[Measurement], first: str, second: str) -> list[str]:
+    """Why pairs of which B is not the worse are no proof that it is as good; empty when they are."""
+    doubts = []
+    if _lost_rounds(measured, first):
+        doubts.append(f"{first} ended by itself or answered nothing: there is nothing to compare with")
+    for name in (first, second):
+        silent = [_is_silent(one) for one in measured if one.driver == name]
+        if any(silent):
+            doubts.append(
+                f"{name} answered nothing in time in {sum(silent)} of {len(silent)} turns; lengthen them "
+                "(--pair-seconds) or lower the rate"
+            )
+    if sum(not one.summary.valid for one in measured) > _FEW_LATE * len(measured):
+        # It limited both alike: that they are the same says nothing.
+        doubts.append("the load generator was late, or the limit; use more --load-processes")
+    return doubts
+
+
+def worse_without_figures(measured: Sequence[Measurement], first: str, second: str) -> str | None:
+    """That B is worse whatever its figures are, in words: it was lost, or failed more requests than A. None if neither.
+
+    What was answered may be the faster for what was not.
+    """
+    if _lost_rounds(measured, second) - _lost_rounds(measured, first):
+        how = "ended by itself" if any(one.ended for one in measured if one.driver == second) else "answered nothing"
+        return f"{second} {how}, {first} did not: worse"
     shares = []
     for name in (first, second):
         records = [one.records for one in measured if one.driver == name]
@@ -260,6 +306,18 @@ def failed_more(measured: Sequence[Measurement], first: str, second: str) -> str
     if shares[1] <= shares[0] + _FAILED_TOLERANCE:
         return None
     return f"{second} failed {100 * shares[1]:.1f} % of its requests, {first} {100 * shares[0]:.1f} %: worse"
+
+
+def _is_silent(turn: Measurement) -> bool:
+    """Whether a turn got no answer, in a closed loop within its time."""
+    return not (turn.summary.throughput if turn.loop == "closed" else turn.records.ok().any())
+
+
+def _lost_rounds(measured: Sequence[Measurement], name: str) -> set[int]:
+    """Pairs in which a side died or answered nothing: in those after it, it would be the same."""
+    own = [one for one in measured if one.driver == name]
+    answered = {one.round for one in own if one.records.ok().any()}
+    return {one.round for one in own if one.ended or one.round not in answered}
 
 
 def _cpu_ms(one: Measurement) -> float:

@@ -23,7 +23,9 @@ from clients.load.records import OK
 from clients.load.report import plain_json
 from clients.load.summary import percentile_of
 
-_FORMAT = 1
+_FORMAT = 2
+#: Format 1 lacks `Row.cpu_ms`.
+_READ = (1, 2)
 _PACKAGES = ("numpy", "onnxruntime", "tokenizers", "torch", "transformers", "nvidia-pytriton", "grpcio")
 
 
@@ -41,6 +43,8 @@ class Row:
         latencies: of answered requests in the order they were due, milliseconds.
         kinds: class of each.
         tokens: length of each.
+        cpu_ms: CPU time of the server's processes for each answered request, milliseconds, 0 when none was; None in
+            results of format 1, which do not have it.
     """
 
     driver: str
@@ -54,6 +58,7 @@ class Row:
     latencies: tuple[float, ...]
     kinds: tuple[str, ...]
     tokens: tuple[int, ...]
+    cpu_ms: float | None = None
 
 
 @dataclass(frozen=True)
@@ -145,6 +150,7 @@ def row_of(one: Measurement) -> Row:
         latencies=tuple(round(float(value), 2) for value in kept.latency_ms()),
         kinds=tuple(kept.kind),
         tokens=tuple(kept.planned),
+        cpu_ms=one.cpu_ms,
     )
 
 
@@ -219,8 +225,11 @@ def read_result(path: Path) -> BenchResult:
         result = _ADAPTER.validate_python(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
         raise BenchError(f"no readable result of a bench ({error})", value=str(path), remedy="run a bench") from None
-    if result.format != _FORMAT:
-        raise BenchError("the stored result is of another format", value=result.format, limit=str(_FORMAT))
+    if result.format not in _READ:
+        raise BenchError(
+            "the stored result is of another format", value=result.format, limit=" or ".join(map(str, _READ)),
+            remedy="compare with the checkout that wrote it, or run that bench again here",
+        )  # fmt: skip
     return result
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import median
 from typing import Literal
 
@@ -16,6 +18,7 @@ from rich.markup import escape
 
 from builders.bench.driver import BenchError, Driver, cpu_of
 from builders.bench.load import BenchLoad
+from builders.errors import BuilderError
 from clients.load.metrics import GPU, MetricsSampler, Reading
 from clients.load.plan import Plan
 from clients.load.records import Records
@@ -25,6 +28,8 @@ from clients.load.target import Target
 
 Loop = Literal["first", "closed", "open"]
 _IDLE_LIMIT = 0.03
+#: Of the container's own control group: microseconds of CPU time in a period, and the period.
+_CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 #: Triton asks the GPU for its utilisation this often, seconds: what it says before is of the time before the load.
 _GPU_EVERY_S = 2.0
 
@@ -35,7 +40,7 @@ class Measurement:
 
     Attributes:
         driver: name of the server.
-        round: from 0.
+        round: from 0; -1: the pair that warms the two of a paired run up.
         loop: "first": the first seconds of a server that was just started, gently; "closed": maximum throughput;
             "open": latency at a rate.
         summary, records: of the load.
@@ -44,6 +49,7 @@ class Measurement:
         others_share: likewise of all other servers of the bench, which should idle.
         gpu: utilisation of the server's GPUs, share of 1; None without one.
         readings: Triton's metrics meanwhile; empty for others.
+        ended: how the server had ended by itself, with the end of its log; empty when it still ran.
     """
 
     driver: str
@@ -56,11 +62,21 @@ class Measurement:
     others_share: float = 0.0
     gpu: float | None = None
     readings: tuple[Reading, ...] = ()
+    ended: str = ""
 
 
 def cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Cores this process may use: those it may run on, or a container's CPU quota where that is less."""
+    here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with suppress(OSError, ValueError):  # no such file, or "max": no quota
+        quota, period = _CPU_QUOTA.read_text(encoding="ascii").split()
+        here = min(here, max(1, math.ceil(int(quota) / int(period))))
+    return here
+
+
+def own_processes() -> int:
+    """Processes of the load generator where nobody says it: a quarter of the cores, 1 to 8."""
+    return max(1, min(8, cores() // 4))
 
 
 def machine_speed(seconds: float = 0.3) -> float:
@@ -129,11 +145,20 @@ def run_rounds(
 
 @contextmanager
 def started(driver: Driver, console: Console) -> Iterator[Target]:
-    """A server that runs inside the block and is stopped after it."""
+    """A server that runs inside the block and is stopped after it.
+
+    Raises:
+        BuilderError: it did not start; it begins with the server's name.
+    """
     began = time.perf_counter()
     console.print(f"starting {escape(driver.name)}: {escape(driver.about)}", soft_wrap=True)
     try:
-        target = driver.start()
+        try:
+            target = driver.start()
+        except BuilderError as error:
+            # In place: the error keeps its class and all that belongs to it.
+            error.args = (f"{driver.name}: {error}", *error.args[1:])
+            raise
         console.print(f"{escape(driver.name)} answers after {time.perf_counter() - began:.1f} s")
         yield target
     finally:
@@ -214,6 +239,9 @@ def measure(
     # The generator connects within `wall`; the server's time is of the load alone.
     seconds = min(wall, max(max(records.done), 1e-3))
     readings = sampler.since(records.start) if sampler else ()
+    answered, ended = int(records.ok().sum()), driver.ended() or ""
+    if ended:
+        console.print(f"[bold red]{escape(f'{driver.name}: {ended}')}[/]", soft_wrap=True)
     return Measurement(
         driver=driver.name,
         round=round_,
@@ -221,10 +249,11 @@ def measure(
         summary=summarise(records, plan, clients=clients, warm_s=warm_s),
         records=records,
         cpu_share=max(0.0, used[0]) / (seconds * cores()),
-        cpu_ms=1000 * max(0.0, used[0]) / max(1, int(records.ok().sum())),
+        cpu_ms=1000 * max(0.0, used[0]) / answered if answered else 0.0,
         others_share=max(0.0, sum(used[1:])) / (wall * cores()),
         gpu=gpu_share(readings, driver.gpus, after_s=warm_s + _GPU_EVERY_S),
         readings=readings,
+        ended=ended,
     )
 
 
@@ -250,7 +279,7 @@ def noise_of(measured: Sequence[Measurement], speeds: Sequence[float]) -> list[s
     """What made the figures less certain: servers that did not idle, a machine whose speed moved, a late generator.
 
     And what makes latencies no figures of a server: failed requests, since percentiles are those of the answered ones,
-    and a rate above what it can do, since they then grow for as long as the loop lasts.
+    a server that died, and a rate above what it can do, since they then grow for as long as the loop lasts.
     """
     notes = []
     busy = max((one.others_share for one in measured), default=0.0)
@@ -273,6 +302,8 @@ def noise_of(measured: Sequence[Measurement], speeds: Sequence[float]) -> list[s
         if failed := sum(int((~records.ok()).sum()) for records in own):
             sent = sum(map(len, own))
             notes.append(f"{name}: {failed} of {sent} requests failed; percentiles are those of the answered ones")
+        if ended := next((one for one in measured if one.driver == name and one.ended), None):
+            notes.append(f"{name}: {ended.ended} (round {ended.round + 1}, {ended.loop} loop)")
     if past := [name for name in dict.fromkeys(one.driver for one in measured) if _is_past(measured, name)]:
         notes.append(
             f"past their maximum at the rate: {', '.join(past)}; their latencies are those of a queue that grows while "

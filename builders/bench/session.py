@@ -139,9 +139,9 @@ def need_packages(*names: str) -> None:
     """
     missing = [name for name in names if not _is_there(name)]
     if missing:
-        raise BuilderError(
-            "packages are not installed", value=missing, remedy="pip install 'encoder-lanes[bench]', or use make"
-        )
+        from clients.load.page import BENCH_EXTRA  # not above: `--help` would load the clients
+
+        raise BuilderError("packages are not installed", value=missing, remedy=f"{BENCH_EXTRA}, or use make")
 
 
 def _is_there(name: str) -> bool:

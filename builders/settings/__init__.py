@@ -1,7 +1,7 @@
 """deploy.yaml as one typed, frozen settings tree: the single place of every default."""
 
 from builders.settings.deploy import DeploySettings
-from builders.settings.deployments import choose, load_deployments, load_settings
+from builders.settings.deployments import choose, load_deployments, load_settings, read_document
 from builders.settings.sections import (
     DegradeSettings,
     EngineSettings,
@@ -28,4 +28,5 @@ __all__ = [
     "choose",
     "load_deployments",
     "load_settings",
+    "read_document",
 ]

@@ -49,6 +49,15 @@ def load_deployments(path: Path) -> tuple[DeploySettings, ...]:
     return _validated(path, list(_items(path, merged)))
 
 
+def read_document(path: Path) -> dict[str, Any]:
+    """What a settings file says with the files it `extends` underneath it, paths resolved, values not checked yet.
+
+    Raises:
+        SettingsError: as `load_deployments`, but for values.
+    """
+    return _merged(path, ())
+
+
 def load_settings(path: Path, name: str | None = None) -> DeploySettings:
     """The settings of one model.
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from builders.bench.driver import BenchError
 from builders.settings import DeploySettings, load_deployments
+from clients.load.page import BENCH_EXTRA
 
 _ITEM = re.compile(r"^( *)- +\S", re.MULTILINE)
 
@@ -63,7 +64,7 @@ def _opened(config: Path) -> tuple[Any, Any]:
     try:
         from ruamel.yaml import YAML
     except ImportError:
-        raise BenchError("ruamel.yaml is not installed", remedy="pip install 'encoder-lanes[bench]'") from None
+        raise BenchError("ruamel.yaml is not installed", remedy=BENCH_EXTRA) from None
     text = config.read_text(encoding="utf-8")
     yaml = YAML()
     yaml.preserve_quotes = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -60,9 +61,13 @@ def tune(
         float | None, typer.Option(min=0.01, help="Texts a second of the open loop; default: objectives.rate.")
     ] = None,
     clients: Annotated[
-        int | None, typer.Option(min=1, help="Clients of the closed loop; default: twice the largest batch.")
+        int | None,
+        typer.Option(min=1, help="Clients of the closed loop. Default: as many as the objective lets wait (printed)."),
     ] = None,
-    load_processes: Annotated[int, typer.Option(min=1, max=64, help="Processes of the load generator.")] = 1,
+    load_processes: Annotated[
+        int | None,
+        typer.Option(min=1, max=64, help="Processes of the load generator. Default: one for each four cores, up to 8."),
+    ] = None,
     mix: Annotated[
         str | None,
         typer.Option(help="Lengths in tokens and their shares; default: your lines as they are, else bench's."),
@@ -77,6 +82,7 @@ def tune(
     """Sweep window, batch, processes, threads and buckets, and choose what is best within the stop line."""
     from builders.bench.driver import terminable
     from builders.bench.load import LoadSpec
+    from builders.bench.rounds import own_processes
     from builders.tune.apply import check_target
     from builders.tune.axis import parse_grid
     from clients.errors import EncoderError
@@ -91,25 +97,54 @@ def tune(
         if lengths:
             Mix.parse(lengths)
         corpus = tuple(line for line in read_corpus(texts) if line.strip()) if texts else None
+        offered = settings.objectives.rate if rate is None else rate
+        number, why = default_clients(settings, offered, [batch for _, batch in cells] if "window" in names else [])
         load = LoadSpec(
             rounds=rounds,
             closed_s=closed_seconds,
             open_s=seconds,
-            rate=settings.objectives.rate if rate is None else rate,
-            # Fewer could not fill a batch while another one is computed.
-            clients=clients or 2 * max(settings.entry.batch, *(batch for _, batch in cells)),
-            processes=load_processes,
+            rate=offered,
+            clients=clients or number,
+            processes=load_processes or min(clients or number, own_processes()),
             mix=lengths,
             corpus=corpus,
             seed=seed,
         )
         setup = Session.opened("tune", settings, load, config, cache=cache, output=output)
+        setup.log(f"{load.clients} clients in the closed loop: " + ("as --clients says" if clients else why))
         axes = _axes(setup, names, cells, tuple(bucket_count or ()))
         with terminable():
             code = _tune(setup, axes, noise, apply)
     except EncoderError as error:  # the load generator's own
         raise BuilderError(str(error)) from None
     raise typer.Exit(code)
+
+
+def default_clients(settings: DeploySettings, rate: float, batches: Sequence[int]) -> tuple[int, str]:
+    """How many clients the closed loop has where nobody says it, and why.
+
+    By Little's law `rate * p99` requests are under way when the offered rate is answered as slowly as the objective
+    allows. More of them would wait longer than the line, so what they gain is of no use to who holds it. Two of the
+    file's own batches is the least, since fewer could not fill one while another is computed; two of the largest batch
+    that is tried is the most, since more fill no batch better. A GPU waits for its host with so few: there each process
+    has two of the largest batches.
+
+    Args:
+        settings: the file's.
+        rate: texts a second of the open loop.
+        batches: that are tried beside the file's own.
+    """
+    from builders.bench.load import full_load
+
+    goal, own = settings.objectives, settings.entry.batch
+    largest, waiting = max([own, *batches]), math.ceil(rate * goal.p99_ms / 1000)
+    if settings.engine.kind == "tensorrt":
+        return full_load(settings, largest), f"two batches of {largest} for each process: with fewer a GPU waits"
+    number = min(max(waiting, 2 * own), 2 * largest)
+    return number, (
+        f"{waiting} texts are under way when {rate:g} a second take {goal.p99_ms:g} ms each, as long as the objective "
+        f"allows; at least two of the file's batches ({2 * own}), at most two of the largest ({2 * largest})"
+    )
 
 
 def _axes_named(only: Sequence[str] | None) -> tuple[str, ...]:

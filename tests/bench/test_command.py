@@ -11,7 +11,12 @@ from typer.testing import CliRunner
 
 from builders.bench import command, rounds, session
 from builders.bench.driver import BenchError
+from builders.bench.ladder import Rung
+from builders.bench.load import LoadSpec
+from builders.bench.product import Variant
+from builders.bench.session import Session
 from builders.cli import app
+from builders.settings import load_settings
 from clients.load import selftest
 from clients.load.selftest import Floor
 from tests.bench.servers import FakeDriver, result
@@ -95,6 +100,20 @@ def test_generator_near_its_own_maximum_and_a_busy_machine_are_said() -> None:
     assert "40 % of the machine were taken" in busy
 
 
+def test_servers_keep_the_logs_of_their_failures_in_the_run_s_folder(tmp_path: Path) -> None:
+    config, venv = settings_file(tmp_path, "deploy.cpu.yaml"), tmp_path / "venv"
+    (venv / "bin").mkdir(parents=True)
+    for name in ("litserve", "python"):
+        (venv / "bin" / name).write_text("#!/bin/sh\n")
+        (venv / "bin" / name).chmod(0o755)
+    settings = load_settings(config)
+    setup = Session.opened("bench", settings, LoadSpec(), config, cache=None, output=tmp_path / "out")
+    naive, own, peer = command._drivers(setup, (venv,), (4,), True)
+    rung = command.rung_driver(setup, Rung(Variant("+ a row", ""), False, False), tmp_path)
+    found = [naive._child._wanted_log, own._log, peer._child._wanted_log, rung._log]  # type: ignore[attr-defined]
+    assert found == [tmp_path / "out" / f"{name}.log" for name in ("naive", "product", "LitServe_b4", "__a_row")]
+
+
 def test_two_at_once_a_folder_that_cannot_be_written_and_missing_packages_are_refused_before_any_load(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,5 +143,7 @@ def test_options_that_cannot_be_used_are_refused_before_anything_starts(tmp_path
     assert "mix of lengths cannot be read" in str(ended.exception)
     ended = CliRunner().invoke(app, ["bench", "--against", str(tmp_path / "none.json")])
     assert "no readable result" in str(ended.exception)
+    ended = CliRunner().invoke(app, ["bench", "--against", str(tmp_path), "--paired", str(tmp_path)])
+    assert "two comparisons" in str(ended.exception)
     ended = CliRunner().invoke(app, ["bench", "--no-naive", "--peer-venv", str(tmp_path), "--output", str(tmp_path)])
     assert "holds no peer" in str(ended.exception)

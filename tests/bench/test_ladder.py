@@ -39,7 +39,9 @@ def rows(config: str, folder: Path) -> tuple[list[Rung], list[DeploySettings], E
 
 def test_no_warm_row_finds_the_files_of_a_cold_one(tmp_path: Path) -> None:
     rungs, _, _ = rows("deploy.cpu.yaml", tmp_path)
-    setup: Any = SimpleNamespace(settings=load_settings(ROOT / "deploy.cpu.yaml"), cache=CACHE, log=print)
+    setup: Any = SimpleNamespace(
+        settings=load_settings(ROOT / "deploy.cpu.yaml"), cache=CACHE, log=print, output=tmp_path
+    )
     places = {True: set(), False: set()}
     for rung in rungs:
         places[rung.cold].add(rung_driver(setup, rung, tmp_path).settings.repository)

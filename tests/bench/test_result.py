@@ -26,9 +26,26 @@ def test_a_file_that_is_no_result_is_refused(tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text('{"format": 1}', encoding="utf-8")
     with pytest.raises(BenchError, match="no readable result"):
         read_result(tmp_path / "other.json")
-    write_result(tmp_path / "old.json", replace(result(), format=0))
-    with pytest.raises(BenchError, match="another format"):
-        read_result(tmp_path / "old.json")
+    for other in (0, 3):
+        write_result(tmp_path / "other.json", replace(result(), format=other))
+        with pytest.raises(BenchError, match=f"another format: {other}; limit: 1 or 2"):
+            read_result(tmp_path / "other.json")
+
+
+def test_run_of_before_cpu_time_was_stored_is_compared_in_its_latencies(tmp_path: Path) -> None:
+    write_result(tmp_path / "old.json", replace(result(seed=1), format=1))
+    document = json.loads((tmp_path / "old.json").read_text())
+    for row in document["rows"]:
+        del row["cpu_ms"]
+    (tmp_path / "old.json").write_text(json.dumps(document))
+    old = read_result(tmp_path / "old.json")
+    verdict = against(old, result(seed=2, slower=1.3), "product", draws=50)
+    assert verdict.slower
+    assert [one.figure.split()[0] for one in verdict.comparisons] == ["P50", "P99"]
+    assert "throughput and CPU time a text are not compared" in verdict.left_out[0]
+    assert against(result(seed=1), result(seed=2), "product", draws=50).left_out == ()
+    unseen = result(seed=2, change=lambda row: replace(row, cpu_ms=0.0))
+    assert "too short" in against(result(seed=1), unseen, "product", draws=50).left_out[0]
 
 
 def test_thirty_percent_against_a_stored_run_are_flagged() -> None:
@@ -39,9 +56,9 @@ def test_thirty_percent_against_a_stored_run_are_flagged() -> None:
 
 
 def test_a_slow_down_that_only_cpu_time_shows_is_flagged() -> None:
-    dearer = result(seed=2, change=lambda row: replace(row, cpu_share=1.3 * row.cpu_share))
+    dearer = result(seed=2, change=lambda row: replace(row, cpu_ms=1.3 * (row.cpu_ms or 0)))
     verdict = against(result(seed=1), dearer, "product", draws=50)
-    assert [one.figure for one in verdict.comparisons if one.verdict == "slower"] == ["CPU time a text"]
+    assert [one.figure for one in verdict.comparisons if one.verdict == "slower"] == ["CPU time, ms a text"]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -73,7 +90,8 @@ def test_requests_that_failed_make_a_run_slower_not_faster() -> None:
 
 
 def test_server_that_answered_nothing_is_slower_and_no_crash() -> None:
-    dead = result(seed=2, change=lambda row: replace(row, throughput=0, failed=9, latencies=(), kinds=(), tokens=()))
+    nothing = {"throughput": 0, "failed": 9, "latencies": (), "kinds": (), "tokens": (), "cpu_ms": 0.0}
+    dead = result(seed=2, change=lambda row: replace(row, **nothing))
     verdict = against(result(seed=1), dead, "product", draws=20)
     assert {one.verdict for one in verdict.comparisons} == {"slower"}
     with pytest.raises(BenchError, match="nothing was answered in a round of the stored run"):

@@ -7,14 +7,17 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
 
 from builders.bench.driver import BenchError, Child, cpu_of, http_ready, terminable
-from builders.bench.load import CLASSES, BenchLoad, LoadSpec, make_load
+from builders.bench.load import CLASSES, BenchLoad, LoadSpec, evenly, make_load
+from builders.bench.peers import PeerDriver
 from builders.bench.rounds import Measurement, gpu_share, measure, noise_of, run_rounds
 from builders.settings import load_settings
 from builders.source import open_source
@@ -74,7 +77,7 @@ def test_a_server_that_is_started_for_its_turn_shows_its_first_requests() -> Non
 def test_all_are_stopped_when_one_does_not_start() -> None:
     log: list[str] = []
     drivers = [FakeDriver("A", log=log), FakeDriver("B", log=log, broken=True)]
-    with pytest.raises(OSError, match="does not start"):
+    with pytest.raises(BenchError, match="B: it does not start"):
         run_rounds(drivers, load(1), Console(file=io.StringIO()))
     assert log == ["start A", "start B", "stop B", "stop A"]
 
@@ -90,6 +93,18 @@ def test_load_that_cannot_be_sent_is_refused_before_servers_start() -> None:
         make_load(LoadSpec(rate=0.01, open_s=1), source)
     with pytest.raises(InvalidInput, match="at least the 4 processes"):
         make_load(LoadSpec(clients=2, processes=4), source)
+
+
+def test_server_that_does_half_as_many_texts_of_a_closed_loop_gets_them_as_long() -> None:
+    drawn = closed_plan(SOURCE, 1000, 1.0, CLASSES, seed=4)
+    spread = evenly(drawn, 4)
+    assert sorted(map(id, spread.requests)) == sorted(map(id, drawn.requests))
+    lengths = np.array([request.tokens for request in spread.requests])
+    for done in range(200, 1000, 50):
+        assert lengths[:done].mean() == pytest.approx(lengths.mean(), rel=0.03)
+    assert evenly(drawn, 4) == spread != evenly(drawn, 5)
+    neighbours = np.corrcoef(lengths[:-1], lengths[1:])[0, 1]
+    assert abs(neighbours) < 0.15, "long texts are neither kept apart nor together"
 
 
 def test_noise_is_said() -> None:
@@ -142,7 +157,7 @@ def test_cpu_time_is_that_of_the_whole_process_tree() -> None:
 
 def test_a_server_that_ends_is_an_error_with_its_last_words() -> None:
     child = Child([sys.executable, "-c", "print('no model here'); raise SystemExit(3)"], lambda: False)
-    with pytest.raises(BenchError, match=r"ended with code 3.*no model here"):
+    with pytest.raises(BenchError, match=r"ended by itself \(exit code 3\).*no model here"):
         child.start()
     assert child.pid is None
 
@@ -181,6 +196,80 @@ def test_server_s_output_is_kept_only_when_it_failed(tmp_path: Path, monkeypatch
     with pytest.raises(BenchError, match=str(tmp_path)):
         Child([sys.executable, "-c", "raise SystemExit(3)"], lambda: False).start()
     assert [path.suffix for path in tmp_path.iterdir()] == [".log"]
+
+
+def test_server_that_dies_later_says_how_and_its_log_stays_in_the_run_s_folder(tmp_path: Path) -> None:
+    log, again = tmp_path / "run" / "mortal.log", "import time; print('all is well', flush=True); time.sleep(60)"
+    child = Child([sys.executable, "-c", "print('no memory left'); raise SystemExit(3)"], lambda: True, log=log)
+    assert child.ended() is None, "it has not started yet"
+    child.start()
+    said = _wait(child.ended)
+    assert said == f"ended by itself (exit code 3); see {log}, which ends: no memory left"
+    child.stop()
+    assert child.ended() is None
+    killed = Child([sys.executable, "-c", again], lambda: "well" in log.read_text(), log=log)
+    killed.start()
+    assert killed.ended() is None
+    os.kill(killed.pid or 0, signal.SIGKILL)
+    assert "killed by SIGKILL" in _wait(killed.ended)
+    killed.stop()
+    assert log.read_text() == "no memory left\nall is well\n"
+    well = Child([sys.executable, "-c", again], lambda: True, log=log)
+    well.start()
+    well.stop()
+    # Two messages named it: it stays, whatever comes after.
+    assert log.read_text() == "no memory left\nall is well\n"
+    log.unlink()
+    well = Child([sys.executable, "-c", again], lambda: True, log=log)
+    well.start()
+    well.stop()
+    assert not log.exists()
+
+
+def _wait(ended: Callable[[], str | None]) -> str:
+    until = time.monotonic() + 20
+    while (said := ended()) is None:
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    return said
+
+
+#: A server in OpenAI's form that has enough after five answers.
+_MORTAL = """
+import http.server, os, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    left = 5
+    def do_GET(self):
+        self.send_response(200); self.end_headers()
+    def do_POST(self):
+        Handler.left -= 1
+        if Handler.left < 0:
+            print("a tensor too many", flush=True)
+            os._exit(7)
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200); self.send_header("Content-Length", "2"); self.end_headers()
+        self.wfile.write(b"{}")
+    def log_message(self, *_): pass
+http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+def test_peer_that_dies_under_load_is_named_with_its_last_words_and_the_others_are_measured_on(tmp_path: Path) -> None:
+    mortal = PeerDriver("frail b4", "", [sys.executable, "-c", _MORTAL, "{port}"], "/health", logs=tmp_path)
+    screen = io.StringIO()
+    measured, _ = run_rounds([mortal, FakeDriver("well")], load(1), Console(file=screen, width=500))
+    assert [(one.driver, one.loop, bool(one.ended)) for one in measured] == [
+        ("frail b4", "closed", True),
+        ("frail b4", "open", True),
+        ("well", "closed", False),
+        ("well", "open", False),
+    ]
+    log = tmp_path / "frail_b4.log"
+    words = f"frail b4: ended by itself (exit code 7); see {log}, which ends: a tensor too many"
+    assert [note for note in noise_of(measured, []) if "ended" in note] == [f"{words} (round 1, closed loop)"]
+    assert words in screen.getvalue()
+    assert log.read_text() == "a tensor too many\n"
+    assert (measured[1].cpu_ms, measured[1].summary.overall.failed) == (0.0, len(measured[1].records))
 
 
 def test_program_that_is_not_there_is_said() -> None:

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from builders.bench.load import LoadSpec, make_load
 from builders.bench.product import PATIENT, ProductDriver, Variant
-from builders.bench.regression import PairSpec, against, run_pairs
+from builders.bench.regression import PairSpec, against, pair_doubts, run_pairs, worse_without_figures
 from builders.bench.result import BenchResult, make_result
 from builders.bench.rounds import noise_of, run_rounds
 from builders.settings import load_settings
@@ -63,10 +63,13 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as a, tempfile.TemporaryDirectory() as b:
             pair = PairSpec(options.pairs, options.pair_seconds)
             first, second = product("A", 0.0, Path(a)), product("B", share, Path(b))
-            comparisons, _ = run_pairs(first, second, source, load, pair, SAY)
+            comparisons, measured = run_pairs(first, second, source, load, pair, SAY)
         for comparison in comparisons:
             print(f"{options.pairs} pairs, B slowed down by {100 * share:g} %: {comparison.text()}", flush=True)
-        found.append(surprise(share, PAIRED, any(one.verdict == "slower" for one in comparisons)))
+        worse = worse_without_figures(measured, "A", "B")
+        doubts = [*pair_doubts(measured, "A", "B"), *([worse] if worse else [])]
+        slower = any(one.verdict == "slower" for one in comparisons)
+        found.append("; ".join(doubts) or surprise(share, PAIRED, slower))
 
     def stored(share: float) -> BenchResult:
         with tempfile.TemporaryDirectory() as folder:

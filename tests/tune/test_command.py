@@ -19,7 +19,7 @@ from builders.settings import load_settings
 from builders.tune import command
 from clients.load import run
 from tests.bench.servers import FakeDriver
-from tests.tools.repositories import CACHE, settings_file
+from tests.tools.repositories import CACHE, ROOT, settings_file
 from tests.tools.tiny import tiny_model
 from tests.tune.rows import row
 
@@ -67,6 +67,50 @@ def test_best_setting_is_printed_stored_and_applied(tmp_path: Path) -> None:
     assert config.read_text().startswith("# my own words\n")
     rows = [json.loads(line) for line in (tmp_path / "out" / "rows.jsonl").read_text().splitlines()]
     assert len(rows) == 3 * 2 * 2, "two settings and the first again, two rounds, two loops"
+
+
+@pytest.mark.parametrize(
+    ("rate", "p99_ms", "gpu", "batches", "expected"),
+    [
+        (40.0, 2000.0, None, (16, 32, 64), 80),  # 40 a second for 2 s each
+        (40.0, 100.0, None, (16, 32, 64), 64),  # fewer could not fill two of the file's batches
+        (500.0, 2000.0, None, (16, 32, 64), 128),  # more would fill no batch better
+        (40.0, 2000.0, None, (), 64),  # the window is not swept: no batch but the file's own
+        (40.0, 2000.0, 0.7, (16, 32, 64), 80),  # an objective for a GPU that is not there
+        (0.3, 10.0, None, (), 64),
+    ],
+)
+def test_as_many_clients_as_the_objective_lets_wait_within_what_batches_need(
+    tmp_path: Path, rate: float, p99_ms: float, gpu: float | None, batches: tuple[int, ...], expected: int
+) -> None:
+    objectives = {"rate": 7, "p99_ms": p99_ms, "gpu_utilization": gpu}
+    settings = load_settings(settings_file(tmp_path, "deploy.cpu.yaml", objectives=objectives, entry={"batch": 32}))
+    assert command.default_clients(settings, rate, batches)[0] == expected
+
+
+def test_each_process_has_two_of_the_largest_batches_when_a_gpu_computes() -> None:
+    settings = load_settings(ROOT / "deploy.yaml")
+    assert (settings.engine.kind, settings.entry.processes) == ("tensorrt", 8)
+    assert command.default_clients(settings, 100.0, (16, 64))[0] == 2 * 8 * 64
+
+
+@pytest.mark.parametrize(
+    ("options", "clients", "words"),
+    [([], 64, "two of the file's batches (64)"), (["--clients", "5"], 5, "as --clients says")],
+)
+def test_the_number_of_clients_is_printed_and_stored_with_its_reason(
+    tmp_path: Path, options: list[str], clients: int, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measured(self: Any, label: str, overrides: Any, round_: int) -> tuple[Row, Row]:
+        return row("closed", round_, 100, 50, 90), row("open", round_, 20, 50, 90)
+
+    monkeypatch.setattr(command._Turns, "__call__", measured)
+    monkeypatch.setattr(run, "Crew", lambda processes: nullcontext())
+    code, printed, _ = tune(tmp_path, "--only", "window", "--grid", "20/16", *options, p99_ms=100)
+    assert code == 0, printed
+    assert f"{clients} clients in the closed loop: " in printed
+    assert words in printed
+    assert json.loads((tmp_path / "out" / "tune.json").read_text())["load"]["clients"] == clients
 
 
 @pytest.mark.parametrize(("p99_ms", "slower", "expected"), [(1.0, 1.0, 1), (60_000.0, 1.3, 3), (60_000.0, 1.0, 0)])
