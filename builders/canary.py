@@ -8,16 +8,19 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
-from urllib.parse import quote
 
 from builders.errors import ControlError, UnreachableError
-from builders.http_api import HttpApi, message_of
+from builders.http_api import HttpApi, message_of, model_path
 
 _log = logging.getLogger(__name__)
 
 #: ok: it answered. busy: it refused because of its load, or others were answered meanwhile. failed: an error. hung:
-#: for the whole deadline nobody was answered, neither the canary nor anyone else. unknown: not asked yet.
+#: for the whole deadline nobody was answered, neither the canary nor anyone else. unknown: not asked, as yet or because
+#: nobody calls it.
 Health = Literal["unknown", "ok", "busy", "failed", "hung"]
+
+#: In place of a version: no served version calls this model. Versions begin at 1.
+NOT_CALLED = 0
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,8 @@ class Canary:
         model: an entry or a lane.
         settings: how often.
         found: told each finding, from the canary's thread.
-        version: which version to ask; None leaves it to Triton, which takes the highest.
+        version: which version to ask, and whose answers to others count; `NOT_CALLED` for none. None stays with what
+            was said last, or before that leaves it to Triton, which takes the highest.
     """
 
     def __init__(
@@ -79,6 +83,7 @@ class Canary:
         self._version = version
         self.model, self._api, self._settings, self._found = model, api, settings, found
         self.last = Finding()
+        self._asked: int | None = None
         self._body: dict[str, Any] | None = None
         self._stuck_at: int | None = None
         self._loads = 0
@@ -104,6 +109,9 @@ class Canary:
         """Ask once."""
         began, loads = time.monotonic(), self._loads
         try:
+            self._choose()
+            if self._asked == NOT_CALLED:
+                return self._again(Finding("unknown", 0.0, "the served version does not call it", 0, began))
             before = self._progress()
             if before == self._stuck_at:
                 return self._again(Finding("hung", self._settings.deadline_s, "it still computes nothing", 0, began))
@@ -118,9 +126,16 @@ class Canary:
             self._refused_since = None
         return self._again(Finding(health, time.monotonic() - began, text, 0, began))
 
+    def _choose(self) -> None:
+        """Find out which version to ask; what was found of another one says nothing of it."""
+        version = self._version()
+        if version is not None and version != self._asked:
+            self._asked, self._body, self._answered = version, None, -1
+            self._stuck_at, self._refused_since, self.last = None, None, Finding()
+
     def _progress(self) -> int:
         """Requests that were answered since the load; notes when that last changed."""
-        answered = self._api.answered(self.model)
+        answered = self._api.answered(self.model, self._asked)
         if answered != self._answered:
             self._answered, self._moved = answered, time.monotonic()
         return answered
@@ -128,9 +143,7 @@ class Canary:
     def _infer(self) -> tuple[Health, str]:
         if self._body is None:
             self._body = self._request()
-        version = self._version()
-        of_version = "" if version is None else f"/versions/{version}"
-        path = f"/v2/models/{quote(self.model, safe='')}{of_version}/infer"
+        path = f"{model_path(self.model, self._asked)}/infer"
         status, answer = self._api.ask("POST", path, self._body, timeout_s=self._settings.deadline_s)
         if status == 200:
             return "ok", ""
@@ -154,13 +167,15 @@ class Canary:
         waited = f"no answer in {self._settings.deadline_s:g} s"
         if now > before:
             return "busy", f"{waited}, but {now - before} others got one"
+        if self._version() not in (None, self._asked):
+            return "unknown", "another version is served by now"
         if loads == self._loads:
             self._stuck_at = now
         return "hung", f"{waited}, and nobody else got one"
 
     def _request(self) -> dict[str, Any]:
         """The smallest request that a model takes, from its own metadata."""
-        status, answer = self._api.ask("GET", f"/v2/models/{quote(self.model, safe='')}")
+        status, answer = self._api.ask("GET", model_path(self.model))
         if status != 200:
             raise UnreachableError(f"{self.model} has no metadata: {message_of(answer)}")
         inputs = [smallest_input(tensor) for tensor in answer["inputs"]]

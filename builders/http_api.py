@@ -74,20 +74,46 @@ class HttpApi:
     def is_ready(self, model: str) -> bool:
         """Whether a model is loaded; False as well where no server answers."""
         try:
-            return self.ask("GET", f"/v2/models/{quote(model, safe='')}/ready", timeout_s=2.0)[0] == 200
+            return self.ask("GET", f"{model_path(model)}/ready", timeout_s=2.0)[0] == 200
         except (ControlError, TimeoutError):
             return False
 
-    def answered(self, model: str) -> int:
-        """Requests that all loaded versions of a model have answered since their load; refused ones do not count.
+    def versions(self, model: str) -> tuple[int, ...]:
+        """Versions of a model that are loaded, rising; none as well where the server does not say."""
+        try:
+            status, answer = self.ask("GET", model_path(model), timeout_s=2.0)
+        except (ControlError, TimeoutError):
+            return ()
+        return tuple(sorted(map(int, answer.get("versions") or ()))) if status == 200 else ()
+
+    def lanes(self, entry: str, version: int) -> tuple[str, ...]:
+        """The lanes that a loaded version of an entry calls; none as well where the server does not say."""
+        try:
+            status, answer = self.ask("GET", f"{model_path(entry, version)}/config", timeout_s=2.0)
+            facts = json.loads(answer["parameters"]["entry"]["string_value"]) if status == 200 else {}
+            return tuple(str(bucket["model"]) for bucket in facts.get("buckets", ()))
+        except (ControlError, TimeoutError, ValueError, KeyError, TypeError):
+            return ()
+
+    def answered(self, model: str, version: int | None = None) -> int:
+        """Requests that a model has answered since its load; refused ones do not count.
+
+        Args:
+            model: its name.
+            version: only those of this version; None counts all that are loaded.
 
         Raises:
             ControlError, TimeoutError: as `ask`.
         """
-        status, answer = self.ask("GET", f"/v2/models/{quote(model, safe='')}/stats")
+        status, answer = self.ask("GET", f"{model_path(model, version)}/stats")
         if status != 200:
             raise ControlError(f"{model} has no statistics: {message_of(answer)}")
         return sum(int(version["inference_stats"]["success"]["count"]) for version in answer["model_stats"])
+
+
+def model_path(model: str, version: int | None = None) -> str:
+    """Where the API has a model, or one version of it."""
+    return f"/v2/models/{quote(model, safe='')}" + ("" if version is None else f"/versions/{version}")
 
 
 def message_of(answer: Any) -> str:

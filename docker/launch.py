@@ -35,10 +35,11 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack, suppress
+from itertools import pairwise
 from pathlib import Path
 
-import logs
 from endpoint import endpoint
+from logs import is_json, relay, say
 from processes import stubs_of
 from repository import LaunchError, read_models
 from tracing import trace_flags, trace_variables
@@ -114,7 +115,7 @@ class Launcher:
         """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
-        as_json = logs.is_json()
+        as_json = is_json()
         raise_stack_limit()
         with ExitStack() as stack:
             if self._health_port:
@@ -128,7 +129,7 @@ class Launcher:
                 stderr=subprocess.STDOUT if as_json else None,
                 umask=0o077,  # Triton's regions in /dev/shm are 0644 all the same (SECURITY.md)
             )
-            relayed = logs.relay(process.stdout) if process.stdout else None
+            relayed = relay(process.stdout) if process.stdout else None
             say(f"tritonserver {process.pid}: {', '.join(model.name for model in self.models)}")
             self._watch.start(process.pid)
             self._stay(process)
@@ -288,14 +289,14 @@ def read_number(name: str, default: int, most: int) -> float:
     return float(text)
 
 
-def say(text: str) -> None:
-    """One line to the container's log."""
-    line = logs.as_json(text, "launch") if os.environ.get("LOG_FORMAT") == "json" else f"launch: {text}"
-    print(line, file=sys.stderr, flush=True)
-
-
 def _values(arguments: list[str], name: str) -> list[str]:
-    return [argument.partition("=")[2] for argument in arguments if argument.startswith(f"--{name}=")]
+    """What a flag of tritonserver is given, behind `=` or as the next argument; of several the last counts."""
+    found = []
+    for argument, after in pairwise([*arguments, ""]):
+        flag, joined, value = argument.partition("=")
+        if flag == f"--{name}":
+            found.append(value if joined else after)
+    return found
 
 
 def _value(arguments: list[str], name: str) -> str | None:
@@ -309,7 +310,7 @@ def main() -> int:
     try:
         if mode not in ("stop", "report"):
             raise LaunchError(f"ON_DEAD_PROCESS is {mode!r}: give stop or report")
-        logs.is_json()
+        is_json()
         launcher = Launcher(
             sys.argv[1:],
             read_key(os.environ.get("CONTROL_KEY_FILE")),

@@ -52,6 +52,12 @@ def as_json(line: str, source: str = "tritonserver", level: str = "info") -> str
     return json.dumps({**entry, "message": _unquoted(parts["message"])}, ensure_ascii=False)
 
 
+def say(text: str) -> None:
+    """One line of the launcher's own."""
+    line = as_json(text, "launch") if os.environ.get("LOG_FORMAT") == "json" else f"launch: {text}"
+    print(line, file=sys.stderr, flush=True)
+
+
 def relay(stream: IO[bytes], output: TextIO = sys.stderr) -> threading.Thread:
     """Write what comes out of `stream` to `output` as JSON, until it ends; in a thread of its own."""
 
@@ -68,8 +74,10 @@ def relay(stream: IO[bytes], output: TextIO = sys.stderr) -> threading.Thread:
 
 def _unquoted(message: str) -> str:
     """The text of a message that Triton wrote as a JSON string, with its line ends."""
+    # Nothing else is read as JSON: brackets from a client's text, deep enough, would end the thread that relays.
+    if not message.startswith('"'):
+        return message.strip()
     try:
-        text = json.loads(message)
+        return str(json.loads(message))
     except ValueError:
         return message.strip()
-    return text if isinstance(text, str) else message

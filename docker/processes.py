@@ -62,6 +62,11 @@ def find_server(parent: int | None = None) -> int | None:
     return min(found, default=None)
 
 
+def told_to_load(server: int) -> set[str]:
+    """Models that a server was told to load when it started, from its command line; none where that does not say."""
+    return {argument.partition("=")[2] for argument in _arguments(server) if argument.startswith("--load-model=")}
+
+
 def dead_models(server: int, models: Sequence[Model], triton: Triton) -> list[Loss]:
     """Models of which a process died; models that are not ready are not looked at.
 
@@ -134,9 +139,13 @@ def _processes() -> list[_Process]:
 
 def _model_of(stub: int) -> str:
     """The model of a stub, from the instance name that Triton gave it: `<model>_<group>_<number>`."""
-    try:
-        arguments = Path(f"/proc/{stub}/cmdline").read_bytes().decode("utf-8", "replace").split("\0")
-    except OSError:
-        return ""
-    named = [argument for argument in arguments[1:] if re.fullmatch(r".+_\d+_\d+", argument)]
+    named = [argument for argument in _arguments(stub)[1:] if re.fullmatch(r".+_\d+_\d+", argument)]
     return re.sub(r"_\d+_\d+$", "", named[-1]) if named else ""
+
+
+def _arguments(pid: int) -> list[str]:
+    """The command line of a process; empty when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace").split("\0")
+    except OSError:
+        return []

@@ -7,19 +7,28 @@ heals both. Standard library alone.
 
 from __future__ import annotations
 
+import json
+import re
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from logs import say
 from processes import Loss, dead_models
 from repository import LaunchError, Model
 from triton_http import Triton
 
 #: Of Triton's error for a model whose process is there and does not move any more (stopped, or waiting for a disk).
 _FROZEN = "is not healthy"
+#: A lane, or a step of an ensemble; in brackets what its entry is called behind `encode` (builders/names.py).
+_CALLED = re.compile("(?:encoder|tokenize)(_[a-z][a-z0-9_]*?)?_[0-9]+(?:_queued)?")
+#: In place of a version: no served version calls this model. Versions begin at 1.
+_NOT_CALLED = 0
 
 
 @dataclass(frozen=True)
@@ -44,8 +53,8 @@ class ModelState:
     Attributes:
         loaded: Triton calls it ready. What a promote dropped is not, and nobody's matter any more.
         loss: processes that died.
-        canary: `unknown` (not asked yet), `ok`, `busy` (it refuses because of its load, or others were answered
-            meanwhile), `failed` (an error) or `hung`.
+        canary: `unknown` (not asked, as yet or because nobody calls it), `ok`, `busy` (it refuses because of its load,
+            or others were answered meanwhile), `failed` (an error) or `hung`.
         times: how often in a row the canary found the same.
         canary_s: how long the last one took, seconds.
         said: the canary's error, for people.
@@ -80,8 +89,9 @@ class ModelState:
 
 @dataclass
 class _Progress:
-    """What the canary remembers of a model between two rounds."""
+    """What the canary remembers of a version of a model between two rounds; None leaves the version to Triton."""
 
+    version: int | None = None
     stuck_at: int | None = None
     answered: int = -1
     moved: float = 0.0
@@ -102,6 +112,7 @@ class Watch:
         """Nothing is looked at before `start`."""
         self._settings = settings or WatchSettings()
         self._read_models, self._models = models, list(models())
+        self._expected = {model.name for model in self._models}
         self._quick = Triton(port, timeout_s=5.0)
         self._patient = Triton(port, timeout_s=self._settings.deadline_s)
         self._states = {model.name: ModelState() for model in self._models}
@@ -126,8 +137,11 @@ class Watch:
         self._closed.set()
 
     def states(self) -> dict[str, ModelState]:
-        """The entries, and of the other models those that are loaded, as last seen, by name."""
-        entries = {model.name for model in self._models if model.is_entry}
+        """What is loaded, and the entries that were there at the start or loaded since, as last seen, by name.
+
+        What a build publishes later is loaded by a promote or by the next start.
+        """
+        entries = {model.name for model in self._models if model.is_entry and model.name in self._expected}
         return {name: state for name, state in list(self._states.items()) if name in entries or state.loaded}
 
     def entries(self) -> set[str]:
@@ -152,6 +166,8 @@ class Watch:
             # A server that does not answer would let each question wait.
             answering = answer is not None and answer.status != 0
             state.loaded = answer is not None and answer.ok
+            if state.loaded:
+                self._expected.add(name)
         losses = {loss.model: loss for loss in dead_models(server, self._models, self._quick)} if answering else {}
         for name, state in self._states.items():
             state.loss = losses.get(name)
@@ -165,8 +181,13 @@ class Watch:
             if not state.loaded:
                 state.canary, state.times, state.said = "unknown", 0, ""
                 continue
+            progress, version = self._progress.setdefault(name, _Progress()), self._version(name)
+            if version not in (None, progress.version):
+                # What was found of another version says nothing of this one.
+                progress = self._progress[name] = _Progress(version)
+                state.canary, state.times, state.said = "unknown", 0, ""
             began = time.monotonic()
-            found, state.said = self._ask(name, self._progress.setdefault(name, _Progress()))
+            found, state.said = self._ask(name, progress) if progress.version != _NOT_CALLED else ("unknown", "")
             state.canary_s = time.monotonic() - began
             state.times = state.times + 1 if state.canary == found else 1
             state.canary = found
@@ -182,7 +203,7 @@ class Watch:
         progress.body = progress.body or self._request(name)
         if progress.body is None:
             return "failed", f"{name} has no metadata"
-        answer = self._patient.post(f"/v2/models/{name}/infer", progress.body)
+        answer = self._patient.post(f"{_path(name, progress.version)}/infer", progress.body)
         if answer.timed_out:
             return self._after_silence(name, before, progress)
         if answer.status != 503 or "not ready" in answer.text:
@@ -190,11 +211,41 @@ class Watch:
             return ("ok", "") if answer.ok else ("failed", f"{name} answers {answer.status}: {answer.text[:200]}")
         return self._after_refusal(name, progress)
 
+    def _version(self, name: str) -> int | None:
+        """The served version of a lane or of a step; None for others, and where the server does not say.
+
+        Triton chooses the highest that is loaded: a bad one that a rollback left, or one on trial, is nobody's illness.
+        `_NOT_CALLED` where it is loaded in such versions alone. A lane that the served version does call is asked in
+        that even where it has not got it, and fails; of a step that is missing so its ensemble's own canary tells.
+        """
+        found = _CALLED.fullmatch(name)
+        entry = f"encode{found[1] or ''}" if found else ""
+        served = max(self._versions(entry), default=None) if entry else None
+        if served is None or served in (there := self._versions(name)):
+            return served
+        lanes = self._lanes(entry, served)
+        return served if name in lanes else _NOT_CALLED if there and lanes else None
+
+    def _lanes(self, entry: str, version: int) -> list[str]:
+        """The lanes that a loaded version of an entry calls; none where the server does not say."""
+        try:
+            parameters = self._quick.get(f"{_path(entry, version)}/config").json()["parameters"]
+            return [bucket["model"] for bucket in json.loads(parameters["entry"]["string_value"])["buckets"]]
+        except (KeyError, TypeError, ValueError):
+            return []
+
+    def _versions(self, name: str) -> list[int]:
+        """Versions of a model that are loaded; none where the server does not say."""
+        metadata = self._quick.get(f"/v2/models/{name}").json()
+        return [int(version) for version in metadata.get("versions", ())] if isinstance(metadata, dict) else []
+
     def _after_silence(self, name: str, before: int, progress: _Progress) -> tuple[str, str]:
         """A long queue, or a model that computes nothing any more?"""
         now = self._answered(name, progress)
         if now is None or now > before:
             return "busy", ""
+        if self._version(name) not in (None, progress.version):
+            return "unknown", ""  # A promote changed over meanwhile.
         progress.stuck_at = now
         return "hung", f"{name} has answered nobody for {self._settings.deadline_s:g} s"
 
@@ -209,9 +260,9 @@ class Watch:
         return "hung", f"{name} refuses requests, and has answered nobody for {self._settings.deadline_s:g} s"
 
     def _answered(self, name: str, progress: _Progress) -> int | None:
-        """Requests that all loaded versions have answered, None where it cannot be had; notes when it last changed."""
+        """Requests that the version has answered, None where it cannot be had; notes when it last changed."""
         try:
-            versions = self._quick.get(f"/v2/models/{name}/stats").json()["model_stats"]
+            versions = self._quick.get(f"{_path(name, progress.version)}/stats").json()["model_stats"]
             answered = sum(int(version["inference_stats"]["success"]["count"]) for version in versions)
         except (KeyError, TypeError, ValueError):
             return None
@@ -232,8 +283,22 @@ class Watch:
         }
 
     def _again(self, pause_s: float, work: Callable[[], None]) -> None:
+        told = ""
         while not self._closed.wait(pause_s):
-            work()
+            said = ""
+            try:
+                work()
+            except Exception as error:  # the watch is worth more than one look
+                place = traceback.extract_tb(error.__traceback__)[-1]
+                what = f"{type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno})"
+                said = f"error: a look at the models failed, and is tried again: {what}"
+            if said and said != told:
+                say(said)
+            told = said
+
+
+def _path(model: str, version: int | None) -> str:
+    return f"/v2/models/{model}" + ("" if version is None else f"/versions/{version}")
 
 
 def smallest_input(tensor: dict[str, Any]) -> dict[str, Any]:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from builders.drain import drain
 from builders.http_api import HttpApi
-
-HOST = "127.0.0.1"
+from tests.tools.played import HOST, playing
 
 
 @dataclass
@@ -42,26 +39,8 @@ class Repository:
 @pytest.fixture
 def repository() -> Iterator[Repository]:
     served = Repository({})
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            status, body = served.answer(self.path)
-            self.send_response(status)
-            self.end_headers()
-            self.wfile.write(b"" if body is None else json.dumps(body).encode())
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer((HOST, 0), Handler)
-    served.port = server.server_address[1]
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield served
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with playing(lambda asked: served.answer(asked.path)) as served.port:
+        yield served
 
 
 def test_all_entries_unloaded_at_once_and_the_slowest_waited_for(repository: Repository) -> None:

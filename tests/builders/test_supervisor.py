@@ -6,201 +6,36 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from builders.canary import Canary, CanarySettings, Finding, smallest_input
+from builders.canary import Finding
 from builders.errors import ServerError
 from builders.health import ModelStatus, Status, health_endpoint, metrics_text
-from builders.http_api import HttpApi
 from builders.model_processes import ModelProcess, ModelProcesses, _Member
 from builders.ports import free_ports
 from builders.server import TritonServer
-from builders.state import Candidate, Served, write_state
 from builders.supervise import find_server
-from builders.supervisor import Supervisor, SupervisorSettings, beside_a_trial
+from builders.supervisor import Supervisor, SupervisorSettings
 from builders.triton_log import ServerEvent
+from tests.builders.played_models import QUICK, Played, playing_models
 from tests.builders.test_server import tiny_repository
+from tests.tools.played import HOST
 from tests.tools.waiting import until
 
 psutil = pytest.importorskip("psutil")
 
-HOST = "127.0.0.1"
-TEXT = {"name": "TEXT", "datatype": "BYTES", "shape": [-1, -1]}
-QUICK = CanarySettings(every_s=0, deadline_s=0.3)
-
-
-@dataclass
-class Played:
-    """A server whose model `encode` does what the test says."""
-
-    port: int = 0
-    status: int = 200
-    error: str = ""
-    delay_s: float = 0.0
-    answered: int = 0
-    others: int = 0
-    asked: list[str] = field(default_factory=list)
-    loads: list[str] = field(default_factory=list)
-    load_error: str = ""
-
-    def api(self) -> HttpApi:
-        return HttpApi(HOST, self.port)
-
-    def answer(self, method: str, path: str) -> tuple[int, object]:
-        if path.endswith("/load"):
-            self.loads.append(path.split("/")[-2])
-            return (400, {"error": self.load_error}) if self.load_error else (200, None)
-        if path.endswith("/stats"):
-            return 200, {"model_stats": [{"inference_stats": {"success": {"count": self.answered}}}]}
-        if path.endswith("/infer"):
-            self.asked.append(path)
-            time.sleep(self.delay_s)
-            self.answered += self.others + (self.status == 200 and self.delay_s < QUICK.deadline_s)
-            return (200, {}) if self.status == 200 else (self.status, {"error": self.error})
-        assert method == "GET"
-        return 200, {"inputs": [TEXT], "outputs": [{"name": "TOKENS"}]}
-
 
 @pytest.fixture
 def played() -> Iterator[Played]:
-    server = Played()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            self._answer("POST")
-
-        def do_GET(self) -> None:
-            self._answer("GET")
-
-        def _answer(self, method: str) -> None:
-            status, body = server.answer(method, self.path)
-            data = b"" if body is None else json.dumps(body).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-        def handle_one_request(self) -> None:
-            try:
-                super().handle_one_request()
-            except (BrokenPipeError, ConnectionResetError):
-                self.close_connection = True
-
-    http = ThreadingHTTPServer((HOST, 0), Handler)
-    http.daemon_threads = True
-    server.port = http.server_address[1]
-    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield server
-    http.shutdown()
-    thread.join()
-    http.server_close()
-
-
-def canary(played: Played) -> Canary:
-    return Canary(played.api(), "encode", QUICK, lambda model, finding: None)
-
-
-# ── the canary ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_canary_finds_a_model_well_when_it_answers(played: Played) -> None:
-    one = canary(played)
-    assert [one.ask().health for _ in range(2)] == ["ok", "ok"]
-    assert (one.last.times, one.last.text) == (2, "")
-
-
-def test_canary_finds_a_model_failed_when_it_answers_with_an_error(played: Played) -> None:
-    played.status, played.error = 500, "the engine is broken"
-    assert (found := canary(played).ask()).health == "failed"
-    assert found.text == "the engine is broken"
-
-
-def test_canary_finds_a_model_busy_when_it_is_silent_but_others_are_answered(played: Played) -> None:
-    played.delay_s, played.others = 0.6, 3
-    # The count moves behind the deadline here: play that it had moved before it.
-    one = canary(played)
-    real = one._progress
-    one._progress = lambda: real() + len(played.asked)  # type: ignore[method-assign]
-    found = one.ask()
-    assert found.health == "busy"
-    assert "others got one" in found.text
-
-
-def test_canary_finds_a_model_hung_and_asks_no_more_until_it_works_again(played: Played) -> None:
-    played.delay_s = 0.6
-    one = canary(played)
-    assert [one.ask().health for _ in range(3)] == ["hung", "hung", "hung"]
-    assert len(played.asked) == 1
-    played.delay_s, played.answered = 0.0, 1
-    assert one.ask().health == "ok"
-
-
-def test_canary_finds_a_model_hung_when_its_queue_rejects_and_nobody_is_answered(played: Played) -> None:
-    played.status, played.error = 503, "Request timeout expired"
-    one = canary(played)
-    assert one.ask().health == "busy"
-    time.sleep(QUICK.deadline_s)
-    assert one.ask().health == "hung"
-    played.answered += 1
-    assert one.ask().health == "busy"
-
-
-def test_canary_starts_anew_when_the_model_was_loaded_again(played: Played) -> None:
-    played.delay_s = 0.6
-    one = canary(played)
-    assert one.ask().health == "hung"
-    played.delay_s = 0.0
-    one.forget()
-    # Nothing was computed since: the count alone would still say that it hangs.
-    assert one.ask().health == "ok"
-
-
-def test_canary_finds_a_model_failed_when_no_server_is_there() -> None:
-    one = Canary(HttpApi(HOST, 9), "encode", QUICK, lambda model, finding: None)
-    assert one.ask().health == "failed"
-
-
-def test_canary_asks_on_when_what_it_found_could_not_be_told(played: Played) -> None:
-    told: list[Finding] = []
-
-    def found(model: str, finding: Finding) -> None:
-        told.append(finding)
-        raise RuntimeError("planted")
-
-    one = Canary(played.api(), "encode", CanarySettings(every_s=0.01, deadline_s=1.0), found)
-    one.start()
-    try:
-        assert until(lambda: len(told) >= 3)
-    finally:
-        one.close()
-
-
-@pytest.mark.parametrize(
-    ("tensor", "expected"),
-    [
-        (TEXT, ([1, 1], ["canary"])),
-        ({"name": "input_ids", "datatype": "INT32", "shape": [-1, 4]}, ([1, 4], [0, 0, 0, 0])),
-        ({"name": "length", "datatype": "INT32", "shape": [-1, 1]}, ([1, 1], [1])),
-    ],
-)
-def test_smallest_input_fits_the_metadata(tensor: dict[str, object], expected: tuple[list[int], list[object]]) -> None:
-    made = smallest_input(tensor)
-    assert (made["shape"], made["data"]) == expected
+    with playing_models() as server:
+        yield server
 
 
 # ── the supervisor ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -311,6 +146,14 @@ def test_one_failed_canary_is_no_reason_and_two_are(watch: Watch) -> None:
     watch.supervisor._found("encode", Finding("ok", 0.1, "", 1, now))
     assert watch.supervisor.status().ready
     assert watch.events[-1].kind == "healed"
+
+
+def test_model_is_well_again_when_its_bad_version_is_not_called_any_more(watch: Watch) -> None:
+    now = time.monotonic()
+    watch.supervisor._found("encode", Finding("failed", 0.1, "broken", 2, now))
+    watch.supervisor._found("encode", Finding("unknown", 0.0, "the served version does not call it", 1, now))
+    assert watch.supervisor.status().ready
+    assert watch.events[-1].text == "what its canary found is over: the served version does not call it"
 
 
 def test_what_a_canary_asked_before_a_heal_says_nothing_of_the_new_processes(watch: Watch) -> None:
@@ -436,22 +279,3 @@ def test_silent_connection_does_not_hold_the_endpoint_up() -> None:
         began = time.monotonic()
         assert get(f"{url}/healthz")[0] == 200
         assert time.monotonic() - began < 2
-
-
-def test_canary_asks_the_served_version_of_a_lane_while_another_one_is_on_trial(played: Played, tmp_path: Path) -> None:
-    version = partial(beside_a_trial, tmp_path, ("encode", "encode_minilm"))
-    lease = Candidate(version=3, share=0.1, until=0.0, deadline_s=5.0, entry={})
-    write_state(tmp_path, Served(served=2, lanes=(2,)))
-    write_state(tmp_path, Served(served=1, lanes=(1,), candidate=lease), "minilm")
-    assert version("encoder_16") is None
-    assert version("encoder_minilm_16") == 1
-    assert version("encoder_minilm_16_queued") == version("tokenize_minilm_16") == 1
-    # These are of one version alone.
-    assert version("encode_minilm") is version("ensemble_minilm_16") is None
-    asking = Canary(
-        played.api(), "encoder_minilm_16", QUICK, lambda model, finding: None, partial(version, "encoder_minilm_16")
-    )
-    assert asking.ask().health == "ok"
-    assert played.asked == ["/v2/models/encoder_minilm_16/versions/1/infer"]
-    (tmp_path / ".served.minilm.json").write_text("broken")
-    assert version("encoder_minilm_16") is None

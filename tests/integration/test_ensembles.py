@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,14 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as proto
 from tritonclient.utils import InferenceServerException
 
+from builders.canary import Canary, CanarySettings
 from builders.ports import free_ports
 from builders.server import TritonServer
 from builders.settings import load_settings
+from builders.supervisor import served_version
 from builders.versions import promote, record_start, rollback
 from tests.integration.conftest import PATIENT
+from tests.operations.container import script
 from tests.texts import mixed_texts
 from tests.tools.load import Call, Sample, open_loop, text_input
 from tests.tools.metrics import counter
@@ -254,6 +258,23 @@ def asking(server: TritonServer) -> Iterator[list[str]]:
             thread.join()
 
 
+def not_well(server: TritonServer, repository: Path) -> dict[str, str]:
+    """Of the loaded models those that the canaries of supervisor and launcher do not find well, with what they say."""
+    watch, models = script("watch"), script("repository").read_models(repository)
+    launcher = watch.Watch(lambda: models, server.ports.http)
+    launcher.look(server.pid)
+    launcher.ask_all()
+    states = {name: state for name, state in launcher.states().items() if state.loaded}
+    assert {"encode", "encoder_32", "tokenize_32", "encoder_32_queued"} <= set(states)
+    found = {}
+    for name, state in states.items():
+        version = partial(served_version, server.http, ("encode",), name)
+        mine = Canary(server.http, name, CanarySettings(), lambda *_: None, version).ask()
+        if (mine.health, state.canary) != ("ok", "ok"):
+            found[name] = f"{mine.health}: {mine.text}; {state.canary}: {state.said}"
+    return found
+
+
 @pytest.mark.slow
 def test_ensemble_changes_version_with_the_entry_when_promoted_and_rolled_back(tmp_path: Path) -> None:
     same = {"buckets": [32], "entry": {**PATIENT, "processes": 1}}
@@ -277,13 +298,33 @@ def test_ensemble_changes_version_with_the_entry_when_promoted_and_rolled_back(t
         with asking(server) as problems:
             control(2)
             assert (tokens("encode"), tokens("ensemble_32")) == (30, 30)
+            assert not_well(server, first.repository) == {}
             control(None)
         assert problems == []
         assert (tokens("encode"), tokens("ensemble_32")) == (32, 32)
+        # The lanes of the version that it went back from stay loaded, whatever they are like.
+        assert served_version(server.http, ("encode",), "encoder_32") == 1
+        assert server.http.versions("encoder_32") == (1, 2)
+        counts = [server.http.answered("encoder_32", version) for version in (1, 2)]
+        assert min(counts) > 0
+        assert server.http.answered("encoder_32") == sum(counts)
         # A version without an ensemble takes it away, and the way back brings it again.
         third = repository(tmp_path, **same, model={"max_tokens": 28})
         control(third.version)
         assert tokens("encode") == 28
         assert "no available versions" in refused(server, "ensemble_32", ["text"]).message()
+        # Its steps stay for the way back, in a version that nobody calls: an older one, or a bad newer one.
+        assert server.http.lanes("encode", third.version) == ("encoder_32",)
+        uncalled = dict.fromkeys(
+            ("tokenize_32", "encoder_32_queued"), "unknown: the served version does not call it; unknown: "
+        )
+        assert server.http.versions("tokenize_32") == (1,)
+        assert not_well(server, first.repository) == uncalled
+        control(2)
+        assert not_well(server, first.repository) == {}
         control(None)
-        assert (tokens("encode"), tokens("ensemble_32")) == (32, 32)
+        assert tokens("encode") == 28
+        assert server.http.versions("tokenize_32") == (2,)
+        assert not_well(server, first.repository) == uncalled
+        control(None)
+        assert (tokens("encode"), tokens("ensemble_32")) == (30, 30)

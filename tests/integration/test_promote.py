@@ -22,6 +22,7 @@ from builders.ports import free_ports
 from builders.server import TritonServer
 from builders.settings import DeploySettings, load_settings
 from builders.state import read_state
+from builders.supervisor import served_version
 from builders.versions import Change, check_served, promote, rollback
 from clients import EncoderClient, EncoderError
 from tests.integration.conftest import PATIENT
@@ -163,13 +164,15 @@ def test_no_request_fails_and_each_answer_is_of_one_version_when_promoted_and_ro
 ) -> None:
     # The versions differ, or the comparison below would see nothing.
     assert max(float(a @ b) for a, b in zip(expected[1], expected[2], strict=True)) < 0.99
-    changes = []
+    assert site.server is not None
+    changes, watched = [], []
     with traffic(site.url) as seen:
         for change in (lambda: site.promote(2), site.rollback, lambda: site.promote(2), site.rollback):
             time.sleep(0.5)
             began = time.monotonic()
             done = change()
             changes.append((began, time.monotonic(), done))
+            watched.append(served_version(site.server.http, ("encode",), "encoder_16"))
             print(done)
         time.sleep(0.5)
     assert seen.errors == []
@@ -184,7 +187,7 @@ def test_no_request_fails_and_each_answer_is_of_one_version_when_promoted_and_ro
     for _, _, done in changes[1::2]:
         assert not done.lanes_loaded
         assert done.seconds < 5
-    assert [done.served for *_, done in changes] == [2, 1, 2, 1]
+    assert [done.served for *_, done in changes] == watched == [2, 1, 2, 1]
     assert not changes[2][2].lanes_loaded
 
 

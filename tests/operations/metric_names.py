@@ -7,10 +7,8 @@ answers with a page whose names come from the code and whose counters rise with 
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import yaml
@@ -22,6 +20,7 @@ from builders.serving.entry.trial import EDGES
 from builders.serving.lane.metrics import METRICS, PREFIX
 from clients.door.metrics import DoorMetrics
 from tests.operations.container import script
+from tests.tools.played import playing
 from tests.tools.repositories import ROOT
 
 #: Triton's own, on 2.51: https://github.com/triton-inference-server/server/blob/main/docs/user_guide/metrics.md.
@@ -126,24 +125,5 @@ def supervisor_page() -> Iterator[int]:
 
 @contextmanager
 def _served(page: Any) -> Iterator[int]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            body = page()
-            self.send_response(200)
-            self.send_header("Content-Type", "text/plain; version=0.0.4")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield server.server_port
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with playing(lambda asked: (200, page()), content_type="text/plain; version=0.0.4") as port:
+        yield port

@@ -60,10 +60,20 @@ def test_the_server_gets_a_stack_for_deep_json_and_the_address_of_its_metrics(tm
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=DOCKER, check=True)
     soft, hard = map(int, run.stdout.split())
     assert soft == (512 << 20 if hard < 0 else min(hard, 512 << 20))
-    arguments = [f"--model-repository={published(tmp_path)}", "--metrics-port=9102"]
+    # tritonserver takes both forms of a flag.
+    arguments = [f"--model-repository={published(tmp_path)}", "--metrics-port", "9102"]
     launcher = launch.Launcher(arguments, ("control-key", "x" * 32), stop_on_dead_process=True)
     assert launcher.metrics_url == "http://127.0.0.1:9102/metrics"
     assert launch.METRICS_URL_VARIABLE == METRICS_URL_VARIABLE
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["--http-port=9000 --http-port=8100", "--http-port 9000 --http-port=8100", "--http-port=9000 --http-port 8100"],
+)
+def test_the_last_one_counts_when_a_flag_is_given_twice(given: str) -> None:
+    assert launch._value([*given.split(), "--log-info=true"], "http-port") == "8100"
+    assert launch._value(given.split(), "metrics-port") is None
 
 
 def test_an_empty_repository_is_refused_with_what_to_do(tmp_path: Path) -> None:

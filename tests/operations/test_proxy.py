@@ -5,44 +5,19 @@ from __future__ import annotations
 import http.client
 import re
 import ssl
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from builders.ports import free_ports
 from tests.operations.container import compose
 from tests.operations.proxy import Proxy, name_server, running_proxy
+from tests.tools.played import playing
 from tests.tools.waiting import until
 
 
-@contextmanager
-def server(address: str, port: int) -> Iterator[None]:
+def server(address: str, port: int) -> AbstractContextManager[int]:
     """Says its address to every question."""
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(address)))
-            self.end_headers()
-            self.wfile.write(address.encode())
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    made = ThreadingHTTPServer((address, port), Handler)
-    made.daemon_threads = True
-    thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        made.shutdown()
-        thread.join()
-        made.server_close()
+    return playing(lambda asked: (200, address), address=address, port=port)
 
 
 def ask(proxy: Proxy) -> tuple[int, str]:

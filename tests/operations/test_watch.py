@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -19,110 +18,27 @@ from builders.health import ModelStatus, Status
 from builders.health import metrics_text as supervisors_text
 from builders.ports import free_ports
 from tests.operations.container import script
+from tests.operations.played_server import (
+    DEADLINE_S,
+    ENTRY,
+    LANE,
+    NATIVE,
+    TENSORS,
+    Played,
+    look,
+    playing_server,
+    watching,
+)
+from tests.tools.waiting import until
 
 watch, endpoint, health, launch = script("watch"), script("endpoint"), script("health"), script("launch")
 repository, triton_http = script("repository"), script("triton_http")
 
-ENTRY, LANE = repository.Model("encode", True, 2), repository.Model("encoder_32", False, 1)
-DEADLINE_S = 0.4
-TENSORS = {
-    "encode": [{"name": "TEXT", "datatype": "BYTES", "shape": [-1, 1]}],
-    "encoder_32": [
-        {"name": "input_ids", "datatype": "INT32", "shape": [-1, 32]},
-        {"name": "length", "datatype": "INT32", "shape": [-1, 1]},
-    ],
-}
-
-
-@dataclass
-class Played:
-    """A server that does what the test says.
-
-    Attributes:
-        loaded: models that are ready.
-        processes: that each of its models should have.
-        status: of an answer to a request.
-        delay_s: before it, seconds.
-        error: its text.
-        others: requests of others that are answered while one of ours waits.
-    """
-
-    port: int = 0
-    loaded: set[str] = field(default_factory=lambda: {"encode", "encoder_32"})
-    processes: int = 0
-    status: int = 200
-    delay_s: float = 0.0
-    error: str = ""
-    others: int = 0
-    answered: int = 0
-    asked: list[tuple[str, Any]] = field(default_factory=list)
-
-    def answer(self, path: str, body: Any) -> tuple[int, Any]:
-        model = path.split("/")[3]
-        if path.endswith("/ready"):
-            return (200 if model in self.loaded else 400), {}
-        if path.endswith("/stats"):
-            return 200, {"model_stats": [{"inference_stats": {"success": {"count": self.answered}}}]}
-        if path.endswith("/infer"):
-            self.asked.append((model, body))
-            time.sleep(self.delay_s)
-            self.answered += self.others + (self.status == 200 and self.delay_s < DEADLINE_S)
-            return self.status, {"error": self.error}
-        if path.endswith("/config"):
-            return 200, {
-                "backend": "python" if self.processes else "tensorrt",
-                "instance_group": [{"count": self.processes}, {"count": self.processes, "gpus": [0, 1]}],
-            }
-        return 200, {"versions": ["1"], "inputs": TENSORS.get(model, []), "outputs": [{"name": "EMBEDDING"}]}
-
 
 @pytest.fixture
 def played() -> Iterator[Played]:
-    server = Played()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self._answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-
-        def do_GET(self) -> None:
-            self._answer(None)
-
-        def _answer(self, body: Any) -> None:
-            status, answer = server.answer(self.path, body)
-            data = json.dumps(answer).encode()
-            try:
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-            except (BrokenPipeError, ConnectionResetError):
-                self.close_connection = True
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    http.daemon_threads = True
-    server.port = http.server_address[1]
-    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    yield server
-    http.shutdown()
-    thread.join()
-    http.server_close()
-
-
-def watching(played: Played, *models: Any) -> Any:
-    """A watch that looks when the test says so."""
-    return watch.Watch(lambda: models or (ENTRY, LANE), played.port, watch.WatchSettings(2.0, 10.0, DEADLINE_S))
-
-
-def look(found: Any) -> None:
-    """At a server without model processes: where there should be some, all are missing."""
-    found.look(os.getpid())
-
-
-NATIVE = (repository.Model("encode", True, 0), repository.Model("encoder_32", False, 0))
+    with playing_server() as server:
+        yield server
 
 
 def test_a_model_that_answers_is_ready_and_was_asked_the_smallest_request(played: Played) -> None:
@@ -162,6 +78,55 @@ def test_a_lane_that_a_promote_brings_is_watched_from_then_on(played: Played) ->
     look(found)
     assert set(found.states()) == {"encode"}
     models.append(LANE)
+    look(found)
+    assert set(found.states()) == {"encode", "encoder_32"}
+
+
+def test_an_entry_that_a_build_publishes_later_is_no_fault_until_it_is_loaded(played: Played) -> None:
+    models, other = list(NATIVE), repository.Model("encode_other", True, 0)
+    found = watch.Watch(lambda: models, played.port, watch.WatchSettings())
+    models.append(other)
+    look(found)
+    assert set(found.states()) == {"encode", "encoder_32"}
+    triton = triton_http.Triton(played.port)
+    # With the flags that the launcher gives its server.
+    wait = [sys.executable, "-c", "import time; time.sleep(60)"]
+    server = subprocess.Popen([*wait, "--load-model=encode", "--load-model=encoder_32"])
+    try:
+        assert health.problem(models, triton, triton, server=server.pid) is None
+        played.loaded.remove("encode")
+        assert health.problem(models, triton, triton, server=server.pid) == "encode is not ready"
+    finally:
+        server.kill()
+        server.wait()
+    played.loaded |= {"encode", "encode_other"}
+    look(found)
+    assert set(found.states()) == {"encode", "encoder_32", "encode_other"}
+
+
+def test_an_entry_that_was_promoted_later_and_is_lost_is_not_ready(played: Played) -> None:
+    models, other = list(NATIVE), repository.Model("encode_other", True, 0)
+    found = watch.Watch(lambda: models, played.port, watch.WatchSettings())
+    models.append(other)
+    played.loaded.add("encode_other")
+    look(found)
+    played.loaded.remove("encode_other")
+    look(found)
+    assert {name: state.ready for name, state in found.states().items()}["encode_other"] is False
+    triton = triton_http.Triton(played.port)
+    server = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "--load-model=encode"])
+    try:
+        with endpoint.endpoint(0, 0.0, found.states, "127.0.0.1") as port:
+            launcher = triton_http.Triton(port)
+            assert launcher.get("/readyz").status == 503
+            said = health.problem(models, triton, triton, server=server.pid, launcher=launcher)
+            assert said == "encode_other is not ready"
+            assert health.problem(models, triton, triton, server=server.pid, launcher=launcher, live_only=True) is None
+    finally:
+        server.kill()
+        server.wait()
+    # What a promote dropped has no configuration any more.
+    models.remove(other)
     look(found)
     assert set(found.states()) == {"encode", "encoder_32"}
 
@@ -267,6 +232,25 @@ def test_a_server_that_is_gone_has_no_dead_processes_and_no_ready_entry(played: 
     assert not found.states()["encode"].ready
 
 
+def test_the_watch_goes_on_and_tells_once_when_a_look_fails(played: Played, capfd: pytest.CaptureFixture[str]) -> None:
+    looks: list[str] = []
+
+    def models() -> list[Any]:
+        looks.append("")
+        if 1 < len(looks) < 5:
+            raise RuntimeError("a file that nobody foresaw")
+        return list(NATIVE)
+
+    found = watch.Watch(models, played.port, watch.WatchSettings(0.01, 0.0, DEADLINE_S))
+    found.start(os.getpid())
+    assert until(lambda: found.states() and all(state.loaded for state in found.states().values()))
+    found.close()
+    assert len(looks) >= 5
+    (told,) = (line for line in capfd.readouterr().err.splitlines() if "nobody foresaw" in line)
+    assert told.startswith("launch: error: a look at the models failed, and is tried again: RuntimeError: a file")
+    assert "(test_watch.py:" in told
+
+
 def test_the_watch_works_by_itself_until_it_is_closed(played: Played) -> None:
     found = watch.Watch(lambda: NATIVE, played.port, watch.WatchSettings(0.02, 0.02, DEADLINE_S))
     found.start(os.getpid())
@@ -320,6 +304,20 @@ def test_the_health_check_passes_on_what_the_launcher_knows(played: Played) -> N
     said = health.problem([], triton, triton, server=os.getpid(), launcher=gone, live_only=True)
     assert said is not None
     assert "the launcher does not answer /healthz (HEALTH_PORT)" in said
+
+
+def test_the_health_check_asks_all_entries_at_once_and_tells_of_the_one_that_fails(played: Played) -> None:
+    models = [repository.Model(f"encode_{name}", True, 0) for name in "abcd"]
+    played.loaded = {model.name for model in models}
+    played.delay_s = 1.0
+    triton = triton_http.Triton(played.port)
+    began = time.monotonic()
+    assert health.problem(models, triton, triton, server=os.getpid()) is None
+    assert time.monotonic() - began < 3
+    assert sorted(model for model, _ in played.asked) == [model.name for model in models]
+    played.delay_s, played.status, played.error = 0.0, 500, "no such bucket"
+    said = health.problem(models, triton, triton, server=os.getpid())
+    assert said == 'encode_a answers a request with 500: {"error": "no such bucket"}'
 
 
 @pytest.mark.parametrize(
