@@ -33,6 +33,7 @@ class Finding:
         text: the error, for people.
         times: how often in a row the same was found.
         began: when it was asked, by `time.monotonic`.
+        version: that was asked; None where it was left to Triton, or nobody was.
     """
 
     health: Health = "unknown"
@@ -40,6 +41,7 @@ class Finding:
     text: str = ""
     times: int = 0
     began: float = 0.0
+    version: int | None = None
 
 
 @dataclass(frozen=True)
@@ -167,6 +169,8 @@ class Canary:
         waited = f"no answer in {self._settings.deadline_s:g} s"
         if now > before:
             return "busy", f"{waited}, but {now - before} others got one"
+        if now < before:  # a promote wrote its configuration anew
+            return "busy", f"{waited}, but it was loaded anew meanwhile"
         if self._version() not in (None, self._asked):
             return "unknown", "another version is served by now"
         if loads == self._loads:
@@ -185,7 +189,8 @@ class Canary:
         return {"inputs": inputs, "parameters": options, "outputs": outputs}
 
     def _again(self, finding: Finding) -> Finding:
-        self.last = replace(finding, times=self.last.times + 1 if self.last.health == finding.health else 1)
+        times = self.last.times + 1 if self.last.health == finding.health else 1
+        self.last = replace(finding, times=times, version=self._asked or None)
         return self.last
 
     def _watch(self) -> None:

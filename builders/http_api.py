@@ -82,9 +82,9 @@ class HttpApi:
         """Versions of a model that are loaded, rising; none as well where the server does not say."""
         try:
             status, answer = self.ask("GET", model_path(model), timeout_s=2.0)
-        except (ControlError, TimeoutError):
+            return tuple(sorted(map(int, answer["versions"]))) if status == 200 else ()
+        except (ControlError, TimeoutError, KeyError, TypeError, ValueError):
             return ()
-        return tuple(sorted(map(int, answer.get("versions") or ()))) if status == 200 else ()
 
     def lanes(self, entry: str, version: int) -> tuple[str, ...]:
         """The lanes that a loaded version of an entry calls; none as well where the server does not say."""
@@ -92,7 +92,7 @@ class HttpApi:
             status, answer = self.ask("GET", f"{model_path(entry, version)}/config", timeout_s=2.0)
             facts = json.loads(answer["parameters"]["entry"]["string_value"]) if status == 200 else {}
             return tuple(str(bucket["model"]) for bucket in facts.get("buckets", ()))
-        except (ControlError, TimeoutError, ValueError, KeyError, TypeError):
+        except (ControlError, TimeoutError, AttributeError, KeyError, TypeError, ValueError):
             return ()
 
     def answered(self, model: str, version: int | None = None) -> int:

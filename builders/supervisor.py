@@ -333,13 +333,13 @@ class Supervisor:
             now, deadline = time.monotonic(), self._settings.canary.deadline_s
             patience, at_fault = (2 * deadline, lanes_well) if is_entry(name) else (0.0, True)
             if at_fault and now - model.hung_since >= patience and now - model.changed >= deadline:
-                self._end_hung(name, model)
+                self._end_hung(name, model, finding.version)
 
-    def _end_hung(self, name: str, model: _Model) -> None:
-        """Kill the processes of a model that hangs: what they hold gets an error, and their death is healed."""
+    def _end_hung(self, name: str, model: _Model, version: int | None) -> None:
+        """Kill the processes of the version that hangs: what they hold gets an error, and their death is healed."""
         with self._lock:
             model.changed = time.monotonic()
-        for process in self._processes.living(name):
+        for process in self._processes.living(name, version):
             if process.pid not in self._retired:
                 self._tell("error", name, f"it hangs: its process {process.instance} is killed")
                 self._kill(process.pid)

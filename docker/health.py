@@ -84,9 +84,10 @@ def problem(
 def _launcher_problem(answer: Answer) -> str | None:
     """What its /healthz says is wrong."""
     found = answer.json()
-    if answer.ok and isinstance(found, dict):
+    models = found.get("models") if isinstance(found, dict) else None
+    if answer.ok and isinstance(models, list):
         return None
-    said = [model["text"] for model in found["models"] if model["text"]] if isinstance(found, dict) else []
+    said = [model["text"] for model in models or () if model["text"]]
     return "; ".join(said) or f"the launcher does not answer /healthz (HEALTH_PORT): {answer.text[:200]}"
 
 

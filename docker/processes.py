@@ -110,9 +110,8 @@ def _losses(server: int, models: Sequence[Model], triton: Triton) -> list[Loss]:
 
 def _expected(name: str, triton: Triton) -> int:
     """Processes of all versions that are ready, by what Triton has loaded; the files may say what comes next."""
-    metadata = triton.get(f"/v2/models/{name}").json()
     expected = 0
-    for version in metadata.get("versions", []) if isinstance(metadata, dict) else []:
+    for version in triton.versions(name):
         config = triton.get(f"/v2/models/{name}/versions/{version}/config").json()
         if not isinstance(config, dict) or config.get("backend") != "python":
             continue

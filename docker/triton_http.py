@@ -57,6 +57,13 @@ class Triton:
         """POST `body` as JSON to `path`."""
         return self._ask("POST", path, json.dumps({} if body is None else body))
 
+    def versions(self, model: str) -> list[int]:
+        """Versions of a model that are loaded; none where the server does not say."""
+        try:
+            return [int(version) for version in self.get(f"/v2/models/{model}").json()["versions"]]
+        except (KeyError, TypeError, ValueError):
+            return []
+
     def _ask(self, method: str, path: str, body: str | None) -> Answer:
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=self._timeout_s)
         try:

@@ -220,8 +220,8 @@ class Watch:
         """
         found = _CALLED.fullmatch(name)
         entry = f"encode{found[1] or ''}" if found else ""
-        served = max(self._versions(entry), default=None) if entry else None
-        if served is None or served in (there := self._versions(name)):
+        served = max(self._quick.versions(entry), default=None) if entry else None
+        if served is None or served in (there := self._quick.versions(name)):
             return served
         lanes = self._lanes(entry, served)
         return served if name in lanes else _NOT_CALLED if there and lanes else None
@@ -234,15 +234,10 @@ class Watch:
         except (KeyError, TypeError, ValueError):
             return []
 
-    def _versions(self, name: str) -> list[int]:
-        """Versions of a model that are loaded; none where the server does not say."""
-        metadata = self._quick.get(f"/v2/models/{name}").json()
-        return [int(version) for version in metadata.get("versions", ())] if isinstance(metadata, dict) else []
-
     def _after_silence(self, name: str, before: int, progress: _Progress) -> tuple[str, str]:
         """A long queue, or a model that computes nothing any more?"""
         now = self._answered(name, progress)
-        if now is None or now > before:
+        if now is None or now != before:  # it counts from 0 once it was loaded anew
             return "busy", ""
         if self._version(name) not in (None, progress.version):
             return "unknown", ""  # A promote changed over meanwhile.

@@ -219,7 +219,8 @@ class Child:
                     start_new_session=True,
                 )
             except OSError as error:
-                self._log.unlink()
+                if not self._kept_before:
+                    self._log.unlink()
                 raise BenchError("the server cannot be started", value=self.command[0], limit=error.strerror) from None
         until = time.monotonic() + self._start_s
         while not self._ready():

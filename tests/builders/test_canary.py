@@ -13,7 +13,7 @@ from builders.http_api import HttpApi
 from builders.ports import free_ports
 from builders.supervisor import served_version
 from tests.builders.played_models import QUICK, TEXT, Played, playing_models
-from tests.tools.played import HOST
+from tests.tools.played import HOST, playing
 from tests.tools.waiting import until
 
 
@@ -204,6 +204,23 @@ def test_queue_that_rejects_is_full_only_when_the_same_version_answers_others(
     assert asking.ask().health == health
 
 
+def test_silence_is_no_hang_when_the_model_was_loaded_anew_meanwhile(played: Played) -> None:
+    # Triton counts from 0 again, and what had to wait for the load waits for the queue as well.
+    played.versions, played.silent = {"encode": (1,), "encoder_16": (1,)}, {1}
+    played.answered_by[1] = 100
+    asking = asking_served(played)
+    real = asking._infer
+
+    def loaded_anew() -> tuple[str, str]:
+        played.answered_by[1] = 3
+        return real()
+
+    asking._infer = loaded_anew  # type: ignore[method-assign, assignment]
+    found = asking.ask()
+    assert (found.health, found.version) == ("busy", 1)
+    assert "loaded anew" in found.text
+
+
 def test_version_is_not_hung_when_another_was_promoted_while_it_was_asked(played: Played) -> None:
     played.versions, played.silent = {"encode": (1,), "encoder_16": (1, 2)}, {1}
     asking = asking_served(played)
@@ -234,6 +251,14 @@ def test_version_is_the_last_one_known_when_the_server_does_not_say(played: Play
         played.lanes = ()
         assert asking.ask().health == "ok"
     assert played.asked == ["/v2/models/encoder_16/versions/1/infer"] * 3
+
+
+@pytest.mark.parametrize("answer", [None, [], "ab", {"versions": None}, {"versions": ["new"]}, {"versions": [None]}])
+def test_version_is_left_to_triton_when_its_answer_makes_no_sense(answer: object) -> None:
+    with playing(lambda asked: (200, answer)) as port:
+        assert HttpApi(HOST, port).versions("encode") == ()
+        assert HttpApi(HOST, port).lanes("encode", 1) == ()
+        assert served_version(HttpApi(HOST, port), ("encode",), "encoder_16") is None
 
 
 def test_version_is_left_to_triton_when_the_server_does_not_say() -> None:

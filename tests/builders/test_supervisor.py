@@ -46,13 +46,14 @@ class Deaths:
 
     def __init__(self) -> None:
         self.next: list[ModelProcess] = []
+        self.alive: list[ModelProcess] = []
 
     def died(self, server: int) -> list[ModelProcess]:
         told, self.next = self.next, []
         return told
 
     def living(self, model: str, version: int | None = None) -> list[ModelProcess]:
-        return []
+        return [one for one in self.alive if one.model == model and version in (None, one.version)]
 
 
 @dataclass
@@ -154,6 +155,24 @@ def test_model_is_well_again_when_its_bad_version_is_not_called_any_more(watch: 
     watch.supervisor._found("encode", Finding("unknown", 0.0, "the served version does not call it", 1, now))
     assert watch.supervisor.status().ready
     assert watch.events[-1].text == "what its canary found is over: the served version does not call it"
+
+
+def test_processes_of_the_version_that_hangs_are_killed_and_no_others(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes = [ModelProcess(20_000_000 + version, f"encode_{version}", "encode", version) for version in (1, 2)]
+    watch.deaths.alive, killed = processes, list[int]()
+    monkeypatch.setattr(Supervisor, "_kill", staticmethod(killed.append))
+    began = time.monotonic()
+    for _ in range(2):
+        watch.supervisor._models["encode"].hung_since = began - 60
+        watch.supervisor._models["encode"].changed = began - 60
+        watch.supervisor._found("encode", Finding("hung", 0.3, "silent", 1, began, 2))
+    assert set(killed) == {20_000_002}
+    # Where the server does not say which version it asked, all may be at fault.
+    watch.supervisor._models["encode"].changed = began - 60
+    watch.supervisor._found("encode", Finding("hung", 0.3, "silent", 1, began))
+    assert set(killed) == {20_000_001, 20_000_002}
 
 
 def test_what_a_canary_asked_before_a_heal_says_nothing_of_the_new_processes(watch: Watch) -> None:

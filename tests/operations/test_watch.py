@@ -29,6 +29,7 @@ from tests.operations.played_server import (
     playing_server,
     watching,
 )
+from tests.tools.played import playing
 from tests.tools.waiting import until
 
 watch, endpoint, health, launch = script("watch"), script("endpoint"), script("health"), script("launch")
@@ -304,6 +305,10 @@ def test_the_health_check_passes_on_what_the_launcher_knows(played: Played) -> N
     said = health.problem([], triton, triton, server=os.getpid(), launcher=gone, live_only=True)
     assert said is not None
     assert "the launcher does not answer /healthz (HEALTH_PORT)" in said
+    with playing(lambda asked: (200, {"status": "well"})) as port:  # somebody else's
+        asking = triton_http.Triton(port)
+        said = health.problem([], triton, triton, server=os.getpid(), launcher=asking, live_only=True)
+    assert said == """the launcher does not answer /healthz (HEALTH_PORT): {"status": "well"}"""
 
 
 def test_the_health_check_asks_all_entries_at_once_and_tells_of_the_one_that_fails(played: Played) -> None:

@@ -113,6 +113,15 @@ def test_a_queue_that_rejects_is_full_only_when_the_same_version_answers_others(
     assert found.states()["encoder_32"].canary == canary
 
 
+@pytest.mark.parametrize("versions", [None, "ab", ["new"], 7])
+def test_the_round_goes_on_when_the_servers_answer_makes_no_sense(versions: Any, played: Played) -> None:
+    played.versions = {"encode": versions}
+    found = watching(played, *NATIVE)
+    look(found)
+    found.ask_all()
+    assert played.paths == ["/v2/models/encode/infer", "/v2/models/encoder_32/infer"]
+
+
 def test_a_version_is_not_hung_when_another_is_promoted_while_it_is_asked(played: Played) -> None:
     found, played.silent = of_two_versions(played, "1"), "1"
     played.while_asked = lambda: played.versions.update(encode=["1", "2"])
