@@ -7,6 +7,7 @@ import subprocess
 
 from tests.measurements.h200.server import cpu_times, used_cores
 from tests.measurements.h200.tables import markdown
+from tests.tools.waiting import until
 
 
 def test_cores_are_those_of_processes_that_stayed_and_of_those_that_began() -> None:
@@ -29,8 +30,9 @@ def test_processes_are_found_by_what_they_run() -> None:
     assert sleep
     with subprocess.Popen(["tritonserver", "60"], executable=sleep) as process:  # noqa: S607
         try:
+            # Right after its start a process has no command line for a moment.
+            assert until(lambda: process.pid in {pid for pid, _ in cpu_times()["server"]})
             before = cpu_times()
-            assert process.pid in {pid for pid, _ in before["server"]}
         finally:
             process.kill()
             process.wait()
