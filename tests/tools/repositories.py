@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import filecmp
-import os
 from pathlib import Path
 from typing import Any
 
@@ -40,26 +38,7 @@ def build_ungated(settings: DeploySettings) -> BuildResult:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (exported / "export.json").exists():
             reference_graph(source, None, exported.parent, print)
-    built = build(settings, CACHE, print, BuildOptions(gate=False))
-    share_graphs(exported.parent)
-    return built
-
-
-def share_graphs(cache: Path) -> None:
-    """Let graphs of the same bytes be one file: settings that differ in other things give the same one, of 90 MB."""
-    distinct: list[Path] = []
-    for path in sorted(cache.glob("*/model.onnx")):
-        if any(path.samefile(other) for other in distinct):
-            continue
-        same = next((other for other in distinct if filecmp.cmp(path, other, shallow=False)), None)
-        if same is None:
-            distinct.append(path)
-            continue
-        # Whole at any time: other processes build from it.
-        link = path.with_name(f"{path.name}.{os.getpid()}")
-        os.link(same, link)
-        os.replace(link, path)
-        link.unlink(missing_ok=True)  # A rename of one name of a file to another does nothing: one of them was quicker.
+    return build(settings, CACHE, print, BuildOptions(gate=False))
 
 
 def repository(folder: Path, base: str = "deploy.cpu.yaml", **overrides: Any) -> BuildResult:
