@@ -100,7 +100,9 @@ def publish_version(repository: Path, plan: BucketPlan, parts: VersionParts) -> 
     Args:
         repository: the model repository; the caller holds its lock.
         plan: the buckets, one lane folder each.
-        parts: what goes in. Engines are hard-linked where the file system can: a changed file is a new file.
+        parts: what goes in. An engine is one file that its lanes share by hard links, where the file system can; it is
+            a copy of what was given. Triton takes one name more or less of a file for a change of it, and would load a
+            version again for what a cleared cache or another repository does with the same file.
 
     Returns:
         Its number.
@@ -196,7 +198,7 @@ def _remove_if_empty(folder: Path) -> None:
 
 def _stage(staging: Path, version: int, plan: BucketPlan, parts: VersionParts) -> None:
     """Write every folder of the version below `staging`, the manifest last."""
-    files, hashes, manifest = [], _Hashes(), parts.manifest
+    files, hashes, manifest, copies = [], _Hashes(), parts.manifest, dict[Path, Path]()
     lanes = [(bucket.model, bucket.model, _LANE) for bucket in plan.buckets]
     for tokenize, queued, length in manifest.steps_of_ensembles:
         lanes.append((queued, manifest.lane_model(length), _QUEUED))
@@ -208,7 +210,10 @@ def _stage(staging: Path, version: int, plan: BucketPlan, parts: VersionParts) -
         # The code lies beside a plan, too: which backend runs it is a setting and not a property of the version.
         folder = _code(staging, model, version, code)
         for name, source in parts.engine_files(of).items():
-            _link(source, folder / name)
+            if source in copies:
+                _link(copies[source], folder / name)
+            else:
+                copies[source] = Path(shutil.copyfile(source, folder / name))
             path = f"{model}/{name}"
             files.append(PublishedFile(path=path, sha256=hashes[source], bytes=source.stat().st_size))
     folder = _code(staging, manifest.entry_model, version, _ENTRY)
