@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from builders.bench.session import Session, need_packages
+from builders.bench.session import LoadProcesses, Rate, Session, need_packages
 from builders.errors import BuilderError
 from builders.settings import DeploySettings, load_settings
 
@@ -49,17 +49,12 @@ def bench(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds; each measures every server, in turn.")] = 3,
     seconds: Annotated[float, typer.Option(min=1, help="Length of each open loop, seconds.")] = 30.0,
     closed_seconds: Annotated[float, typer.Option(min=1, help="Length of each closed loop, seconds.")] = 20.0,
-    rate: Annotated[
-        float | None, typer.Option(min=0.01, help="Texts a second of the open loop; default: objectives.rate.")
-    ] = None,
+    rate: Rate = None,
     clients: Annotated[
         int | None,
         typer.Option(min=1, help="Clients of the closed loop. Default: 32; with a GPU two batches an entry process."),
     ] = None,
-    load_processes: Annotated[
-        int | None,
-        typer.Option(min=1, max=64, help="Processes of the load generator. Default: one for each four cores, up to 8."),
-    ] = None,
+    load_processes: LoadProcesses = None,
     mix: Annotated[
         str | None,
         typer.Option(help="Lengths in tokens and their shares, '75% 20, 25% 200'; default: that of `clients bench`."),
@@ -111,7 +106,7 @@ def bench(
             open_s=seconds,
             rate=settings.objectives.rate if rate is None else rate,
             clients=number,
-            processes=load_processes or min(number, own_processes()),
+            processes=load_processes or own_processes(number),
             mix=mix,
             corpus=corpus,
             seed=seed,

@@ -74,9 +74,9 @@ def cores() -> int:
     return here
 
 
-def own_processes() -> int:
-    """Processes of the load generator where nobody says it: a quarter of the cores, 1 to 8."""
-    return max(1, min(8, cores() // 4))
+def own_processes(clients: int) -> int:
+    """Processes of a load generator with so many clients where nobody says it: a quarter of the cores, 1 to 8."""
+    return min(clients, max(1, min(8, cores() // 4)))
 
 
 def machine_speed(seconds: float = 0.3) -> float:

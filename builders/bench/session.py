@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import typer
 from rich.console import Console
 from rich.markup import escape
 
@@ -22,6 +23,15 @@ if TYPE_CHECKING:
     from builders.bench.result import Journal
     from builders.settings import DeploySettings
     from builders.source import EncoderSource
+
+#: Options that both commands have.
+Rate = Annotated[
+    float | None, typer.Option(min=0.01, help="Texts a second of the open loop; default: objectives.rate.")
+]
+LoadProcesses = Annotated[
+    int | None,
+    typer.Option(min=1, max=64, help="Processes of the load generator. Default: one for each four cores, up to 8."),
+]
 
 
 @dataclass(frozen=True)

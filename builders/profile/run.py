@@ -92,7 +92,7 @@ def run_profile(
     with _copy_with_spans(built) as (repository, place):
         progress("starting tritonserver on a copy with spans on")
         server = TritonServer(repository, built.models, ports=free_ports(), drain_models=[built.entry_model])
-        with server, Crew(min(clients, own_processes())) as crew:
+        with server, Crew(own_processes(clients)) as crew:
             target = Target(server.grpc_url, model=built.entry_model)
             plan = mixed_plan(built.plan.buckets[-1].length, seconds)
             crew.run(target, replace(plan, seconds=min(2.0, seconds / 4)), clients)  # to warm it up

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from builders.bench.session import Session, need_packages
+from builders.bench.session import LoadProcesses, Rate, Session, need_packages
 from builders.errors import BuilderError
 from builders.settings import DeploySettings, load_settings
 
@@ -57,17 +57,12 @@ def tune(
     rounds: Annotated[int, typer.Option(min=2, help="Rounds; each measures every setting, in turn.")] = 3,
     seconds: Annotated[float, typer.Option(min=0.2, help="Length of each open loop, seconds.")] = 20.0,
     closed_seconds: Annotated[float, typer.Option(min=0.2, help="Length of each closed loop, seconds.")] = 12.0,
-    rate: Annotated[
-        float | None, typer.Option(min=0.01, help="Texts a second of the open loop; default: objectives.rate.")
-    ] = None,
+    rate: Rate = None,
     clients: Annotated[
         int | None,
         typer.Option(min=1, help="Clients of the closed loop. Default: as many as the objective lets wait (printed)."),
     ] = None,
-    load_processes: Annotated[
-        int | None,
-        typer.Option(min=1, max=64, help="Processes of the load generator. Default: one for each four cores, up to 8."),
-    ] = None,
+    load_processes: LoadProcesses = None,
     mix: Annotated[
         str | None,
         typer.Option(help="Lengths in tokens and their shares; default: your lines as they are, else bench's."),
@@ -105,7 +100,7 @@ def tune(
             open_s=seconds,
             rate=offered,
             clients=clients or number,
-            processes=load_processes or min(clients or number, own_processes()),
+            processes=load_processes or own_processes(clients or number),
             mix=lengths,
             corpus=corpus,
             seed=seed,
